@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from common.config import DecodeAdmission, MixedPolicy
 from common.kv.blocks import BlockOwner
+from common.messages import Phase
 
 UNBOUNDED = 1 << 30
 
@@ -35,6 +36,10 @@ class RoomMates:
     ``is_computing`` and ``waiting_prompts``: what prompts are about. Where batches are ``static`` they are
     taken by turns from them and from those that come from elsewhere: ``is_decodes_turn``. ``decoded``:
     (tokens, tokens to come) of those that hold memory in the decode room; ``begun``: of prompts that will.
+
+    ``is_engine_taken``: one engine computes for both and is at it, of the rooms ``under_way``. What could
+    have waited there for its turn is not chosen yet, as more may come meanwhile: it is due (``is_chunk_due``,
+    and ``step_due_s``: since when the step is), and the engine asks for it when its turn has come.
     """
 
     policy: MixedPolicy = "chunked"
@@ -56,6 +61,31 @@ class RoomMates:
     away_since_s: float = 0.0
     stuck_since_s: float | None = None
     away: BlockOwner | None = None
+    is_engine_taken: bool = False
+    under_way: tuple[Phase, ...] = ()
+    is_chunk_due: bool = False
+    step_due_s: float | None = None
+
+    def may_choose_chunk(self, staying: int) -> bool:
+        """Before the engine asks. ``staying``: sequences that the decode room is about to have."""
+        return not (self.is_engine_taken and self.decoding + staying)
+
+    def may_choose_step(self) -> bool:
+        """Before the engine asks."""
+        if not self.is_engine_taken:
+            return True
+        return "decode" in self.under_way and not (self.is_computing or self.waiting_prompts)
+
+    def take_engine(self, *under_way: Phase) -> None:
+        """None of them: what comes first is yet to be chosen."""
+        self.is_engine_taken, self.under_way = True, under_way
+
+    def leave_engine(self) -> None:
+        self.is_engine_taken, self.under_way = False, ()
+
+    @property
+    def is_any_due(self) -> bool:
+        return self.is_chunk_due or self.step_due_s is not None
 
     def note_away(self, owner: BlockOwner | None, blocks: int, now: float) -> None:
         """None: nobody waits for memory to be decoded."""

@@ -1,9 +1,9 @@
 """An instance's engine, which computes for both its rooms: one pass at a time, for one of them or for both.
 
-Each room has at most one piece of work here. Where both have, ``choose_pass`` says whose goes next; a pass
-for both is one run of the model over the prompts' chunk and the decodes' step. Its chunk is told of first: a
-sequence that stays here is in the step that follows. Where that fails each is run by itself: one room's
-fault is not the other's.
+Each room has at most one piece of work here. Where both have, or want to, ``choice`` says whose goes next
+(``common.next_pass``); a pass for both is one run of the model over the prompts' chunk and the decodes' step.
+Its chunk is told of first: a sequence that stays here is in the step that follows. Where that fails each is
+run by itself: one room's fault is not the other's.
 """
 
 import asyncio
@@ -17,7 +17,9 @@ from typing import NamedTuple
 
 from common.engine_thread import EngineThread
 from common.messages import Phase, SampledToken
+from common.next_pass import Choice, next_phases
 from common.performance import PassLoad
+from common.room_mates import RoomMates
 from common.steps import LayerReports, Runner, SequenceStep
 from common.timeline import timeline
 
@@ -66,6 +68,10 @@ class _Waiting:
     def fail(self, exc: Exception) -> None:
         if not self.done.done():
             self.done.set_exception(exc)
+
+
+def nobody_to_ask(phase: Phase) -> None:
+    """Whose work always waits as soon as there is any."""
 
 
 class Drawn(NamedTuple):
@@ -131,38 +137,40 @@ def compute_together(
 
 @dataclass(slots=True)
 class SharedEngine:
-    """``spawn`` starts a task in the process's task group. ``choose_pass``: see
-    ``scheduler.policy.mixed_batching``; it is given the tokens of the chunk and the sequences of the step
-    that wait, since when the step does, and the time.
+    """``spawn`` starts a task in the process's task group. ``choice``: where both rooms want a pass;
+    ``ask_room`` has one of them choose its next work, where that is due.
     ``note_pass`` is told of every pass what it computed, and its seconds; ``note_wait`` of its
     ``PassClock.waited_s``; ``note_gap`` of every ``gap_s``, and what the pass before it has ``Drawn``."""
 
     runner: Runner
     thread: EngineThread
     spawn: Callable[[Coroutine[None, None, None]], None]
-    choose_pass: Callable[[int, int, float, float], tuple[Phase, ...]]
+    mates: RoomMates
+    choice: Choice
     note_pass: Callable[[PassLoad, float], None]
     note_wait: Callable[[float], None]
     note_gap: Callable[[float, int, int], None]
+    ask_room: Callable[[Phase], None] = nobody_to_ask
     _clock: PassClock = field(default_factory=PassClock)
     _drawn: Drawn = field(default_factory=Drawn)
     _waiting: dict[Phase, _Waiting] = field(default_factory=dict)
     _is_running: bool = False
 
-    async def compute(self, phase: Phase, work: EngineWork) -> Computed:
-        """Once its turn has come. Raises what the runner raised."""
+    def submit(self, phase: Phase, work: EngineWork) -> asyncio.Future[Computed]:
+        """Waits for its turn from now on. Raises what the runner raised, when it is awaited."""
         loop = asyncio.get_running_loop()
         waiting = _Waiting(work, loop.time(), loop.create_future())
         self._waiting[phase] = waiting
         if not self._is_running:
             self._is_running = True
+            self.mates.take_engine()
             self.spawn(self._run_passes())
-        return await waiting.done
+        return waiting.done
 
     async def _run_passes(self) -> None:
         """Until nobody waits: who wakes the rooms is neither of them, so that both are woken in order."""
         try:
-            while self._waiting:
+            while self._waiting or self.mates.is_any_due:
                 # What the last pass has brought about comes in before the next one is chosen: rooms wake,
                 # and what they start for their next work asks for it.
                 await asyncio.sleep(0)
@@ -171,6 +179,7 @@ class SharedEngine:
                     await self._run_chosen(chosen)
         finally:
             self._is_running = False
+            self.mates.leave_engine()
 
     async def _run_chosen(self, chosen: Sequence[_Waiting]) -> None:
         """Whatever happens, each of them is told."""
@@ -230,12 +239,23 @@ class SharedEngine:
         return await self.thread.run(compute_together, self.runner, works, self._clock)
 
     def _take_next(self, now: float) -> list[_Waiting]:
-        """Nothing where all that waited have given up."""
+        """Nothing where all that waited have given up, and nobody has anything to compute."""
         for phase in [phase for phase, each in self._waiting.items() if each.done.done()]:
             del self._waiting[phase]
-        phases = tuple(self._waiting)
-        if len(phases) > 1:
-            prompts, decodes = self._waiting["prefill"], self._waiting["decode"]
-            tokens, sequences = prompts.work.load.chunk_tokens, decodes.work.load.sequences
-            phases = self.choose_pass(tokens, sequences, decodes.since_s, now)
+        phases = next_phases(self, self.mates, self.choice, now)
+        if phases:
+            self.mates.take_engine(*phases)
         return [self._waiting.pop(phase) for phase in PHASES if phase in phases]
+
+    # what ``next_phases`` asks
+
+    def chunk_tokens(self) -> int | None:
+        prompts = self._waiting.get("prefill")
+        return None if prompts is None else prompts.work.load.chunk_tokens
+
+    def step(self) -> tuple[int, float] | None:
+        decodes = self._waiting.get("decode")
+        return None if decodes is None else (decodes.work.load.sequences, decodes.since_s)
+
+    def ask(self, phase: Phase) -> None:
+        self.ask_room(phase)

@@ -98,6 +98,13 @@ class Batches:
         """The next step's rows are to be found anew."""
         self.computed.difference_update([row.owner for row in outlook.rows])
 
+    def rest_kept(self) -> None:
+        """The step after is chosen later, and nobody is computed until then."""
+        kept = self.kept
+        if kept is not None and not kept.fresh:
+            self.let_go(kept)
+            kept.fresh = [row.owner for row in kept.rows]
+
     def forget_kept(self) -> None:
         if self.kept is not None:
             self.let_go(self.kept)
@@ -123,7 +130,7 @@ class Batches:
         """Invariants, called by tests after every event."""
         owners = [row.owner for step in self.steps.values() for row in step]
         assert len({*owners}) == len(owners), "a sequence is in two steps at once"
-        assert self.kept is None, "rows are kept beyond an event"
+        assert self.kept is None or self.kept.fresh, "rows that are kept are computed beyond an event"
         assert self._outlooks.keys() == self.steps.keys()
         for lane, outlook in self._outlooks.items():
             outlook.check()

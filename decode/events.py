@@ -198,6 +198,10 @@ class BlocksFreed(msgspec.Struct, frozen=True, gc=False):
     """By the instance's other room: who waits for memory here may go on."""
 
 
+class PassDue(msgspec.Struct, frozen=True, gc=False):
+    """The engine asks for the next step: its turn has come (``RoomMates.step_due_s``)."""
+
+
 class RoleChanged(msgspec.Struct, frozen=True, gc=False):
     """``is_decode``: sequences are placed here from now on; else none is any more, and those that run leave.
     Those that were placed here before still come: their prompts are computed elsewhere, and would have to be
@@ -261,6 +265,7 @@ DecodeEvent = (
     | CancelArrived
     | GatewayGone
     | BlocksFreed
+    | PassDue
     | RoleChanged
     | LeaveAsked
     | HomeFound

@@ -34,7 +34,7 @@ class Holdings:
     departures: Departures
     swapping: Swapping
 
-    def check(self) -> None:
+    def check(self, *, is_step_due: bool = False) -> None:
         """Invariants, called by tests after every event."""
         self.sequences.check()
         self.blocks.check()
@@ -42,7 +42,7 @@ class Holdings:
         self.batches.check()
         self.departures.check(self.sequences)
         self.swapping.check(self.sequences)
-        self._check_waits()
+        self._check_waits(is_step_due=is_step_due)
         moving = {owner for owner, each in self.sequences.items() if each.phase is DecodePhase.MOVING}
         assert moving == self.moves.moving.keys(), "a sequence that moves is gone"
         for owner, sequence in self.sequences.items():
@@ -67,16 +67,17 @@ class Holdings:
             assert row.owner in self.sequences, "the step in flight computes a sequence that is gone"
             assert row.owner not in moving, "the step in flight computes a sequence that moves"
 
-    def _check_waits(self) -> None:
+    def _check_waits(self, *, is_step_due: bool) -> None:
         """Everybody who waits, waits for something that happens."""
         is_under_way = any(
             sequence.has_blocks and sequence.phase is not DecodePhase.RUNNING
             for sequence in self.sequences.values()
         )
-        is_under_way |= self.batches.is_computing or any(map(self._other_room_holds, self.blocks.pools))
+        is_under_way |= is_step_due or self.batches.is_computing
+        is_under_way |= any(map(self._other_room_holds, self.blocks.pools))
         assert is_under_way or not self.running(), "nothing is under way"
         for sequence in self.at_rest():
-            is_next = sequence.lane in self.batches.steps
+            is_next = is_step_due or sequence.lane in self.batches.steps
             pool = self.blocks.pool_of(sequence.owner)
             assert is_next or self.has_others_in(pool, sequence), "nobody is going to free a block"
         for sequence in self.sequences.values():

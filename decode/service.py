@@ -6,7 +6,7 @@ before the next one, so the state needs no lock.
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -155,6 +155,10 @@ class DecodeService:
             case GatewayGone():
                 self.handle(events.GatewayGone(message.gateway_id))
 
+    def choose_work(self) -> None:
+        """The engine asks for it."""
+        self.handle(events.PassDue())
+
     def note_freed(self) -> None:
         """The instance's other room has freed blocks."""
         if self.state.sequences:
@@ -196,7 +200,7 @@ class DecodeService:
     def _execute(self, command: events.DecodeCommand) -> None:
         match command:
             case events.RunStep(rows, lane):
-                self.spawn(self._compute(rows, lane))
+                self._run_step(rows, lane)
             case events.PublishTokens(gateway_id, tokens):
                 self._publish(gateway_id, TokenBatch(self.state.instance_id, tokens))
                 self._room_spans.note_tokens(tokens)
@@ -229,16 +233,21 @@ class DecodeService:
     def _begin_span(self, task: DecodeTask | ResumeTask) -> None:
         self._room_spans.begin(task.request, asyncio.get_running_loop().time())
 
-    async def _compute(self, rows: tuple[events.StepRow, ...], lane: int) -> None:
+    def _run_step(self, rows: tuple[events.StepRow, ...], lane: int) -> None:
+        computing: Awaitable[Computed]
+        if self.staggered is None:
+            computing = self.engine.submit("decode", step_work(rows))
+        else:
+            computing = _computed_by(self.staggered, rows, lane)
+        self.spawn(self._take_step(rows, lane, computing))
+
+    async def _take_step(
+        self, rows: tuple[events.StepRow, ...], lane: int, computing: Awaitable[Computed]
+    ) -> None:
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         try:
-            if self.staggered is None:
-                computed = await self.engine.compute("decode", step_work(rows))
-            else:
-                ids = " ".join(row.request.request_id for row in rows) if timeline.is_on else ""
-                tokens = tuple(await self.staggered.run(lane, [as_step(row) for row in rows], ids))
-                computed = Computed(tokens, loop.time() - started_s, is_alone=True)
+            computed = await computing
         except AttentionLost as exc:
             requests = [row.request.request_id for row in rows]
             log.error("attention_lost", extra={"requests": requests, "error": str(exc)})
@@ -303,3 +312,11 @@ class DecodeService:
 
     def _publish(self, gateway_id: GatewayId, event: GatewayEvent) -> None:
         publish_surely(self.bus, self.subjects.gateway_events(gateway_id), event, self.spawn)
+
+
+async def _computed_by(staggered: Staggered, rows: tuple[events.StepRow, ...], lane: int) -> Computed:
+    loop = asyncio.get_running_loop()
+    started_s = loop.time()
+    ids = " ".join(row.request.request_id for row in rows) if timeline.is_on else ""
+    tokens = tuple(await staggered.run(lane, [as_step(row) for row in rows], ids))
+    return Computed(tokens, loop.time() - started_s, is_alone=True)

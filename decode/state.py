@@ -45,6 +45,7 @@ from decode.events import (
     MoveFinished,
     MoveSequence,
     OfferWithdrawn,
+    PassDue,
     PoolAdded,
     PoolClosed,
     PoolLeft,
@@ -197,7 +198,9 @@ class DecodeState:
 
     def check(self) -> None:
         """Invariants, called by tests after every event."""
-        self.held.check()
+        is_step_due = self.mates.step_due_s is not None
+        assert self.mates.is_engine_taken or not is_step_due, "nobody asks for a step that is due"
+        self.held.check(is_step_due=is_step_due)
 
     def handle(self, event: DecodeEvent, now: float) -> list[DecodeCommand]:
         """Takes an event in and says what to do. ``now``: seconds, monotonic."""
@@ -209,13 +212,24 @@ class DecodeState:
         if not self.blocks.is_one_pool and self.moves.can_start:
             commands += self._start_moves()
         if len(self.batches.steps) < self.lanes:
-            commands += self.stepping.start(now)
+            commands += self._start_steps(event, now)
         if self.pulls.under_way:
             commands += self.hand_overs.ask()
         if self.departures.is_leaving:
             commands += self.departures.seek(self.held.running())
         self._tell_mates(now)
         return commands
+
+    def _start_steps(self, event: DecodeEvent, now: float) -> list[DecodeCommand]:
+        """Whose turn has not come is not chosen yet."""
+        mates = self.mates
+        if isinstance(event, PassDue) or mates.may_choose_step():
+            mates.step_due_s = None
+            return self.stepping.start(now)
+        self.batches.rest_kept()
+        if mates.step_due_s is None and self.sequences.in_batch:
+            mates.step_due_s = now
+        return []
 
     def _take(self, event: DecodeEvent, now: float) -> list[DecodeCommand]:
         """What the event itself brings about, before anybody comes in, moves or is computed."""
@@ -226,7 +240,7 @@ class DecodeState:
                 commands += self.stepping.finish_run(event, now)
             case StepFinished(tokens, lane):
                 commands += self.stepping.finish(lane, tokens, now)
-            case BlocksFreed():
+            case BlocksFreed() | PassDue():
                 pass
             case TaskArrived(task):
                 self._take_in(task, now)
@@ -309,8 +323,12 @@ class DecodeState:
     def _tell_mates(self, now: float) -> None:
         mates, sequences = self.mates, self.sequences
         decoding = min(sequences.in_batch, self.max_batch)
-        if self.turns.most_tokens is not None and self.batches.is_computing:
-            decoding = self.batches.rows
+        if self.turns.most_tokens is not None:
+            if self.batches.is_computing:
+                decoding = self.batches.rows
+            elif mates.step_due_s is not None:
+                # About as many as in the last.
+                decoding = min(decoding, mates.decoding or decoding)
         mates.decoding = -(-decoding // self.lanes)
         mates.taken_slots = len(sequences) - sequences.without_blocks + sequences.swapped
         if sequences.without_blocks:
@@ -318,8 +336,8 @@ class DecodeState:
             mates.note_away(away.owner, self.entering.blocks_wanted_by(away), now)
         elif mates.away is not None:
             mates.note_away(None, 0, now)
-        is_computing = bool(self.batches.steps) or not sequences
-        if is_computing:
+        gets_on = bool(self.batches.steps) or not sequences or mates.step_due_s is not None
+        if gets_on:
             mates.stuck_since_s = None
         else:
             mates.note_stuck(is_stuck=not self._is_kv_on_its_way(), now=now)

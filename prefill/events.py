@@ -130,6 +130,10 @@ class BlocksFreed(msgspec.Struct, frozen=True, gc=False):
     """By the instance's other room: who waits for memory here may go on."""
 
 
+class PassDue(msgspec.Struct, frozen=True, gc=False):
+    """The engine asks for the next chunk: its turn has come (``RoomMates.is_chunk_due``)."""
+
+
 class RoleChanged(msgspec.Struct, frozen=True, gc=False):
     """``is_prefill``: prompts are admitted from now on; else only those that are here are finished."""
 
@@ -166,6 +170,7 @@ PrefillEvent = (
     | DecodeInstanceGone
     | GatewayGone
     | BlocksFreed
+    | PassDue
     | TimePassed
     | RoleChanged
     | DrainStarted

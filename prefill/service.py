@@ -52,7 +52,7 @@ from common.performance import PromptTime
 from common.redelivery import publish_surely
 from common.room_spans import RoomSpans
 from common.sequences import PublishFailure
-from common.shared_engine import SharedEngine
+from common.shared_engine import Computed, SharedEngine
 from common.spans import Attributes, spans
 from common.steps import LayerReports
 from common.subjects import Subjects
@@ -148,6 +148,10 @@ class PrefillService:
         if self.state.pending_requests:
             self._handle(events.BlocksFreed())
 
+    def choose_work(self) -> None:
+        """The engine asks for it."""
+        self._handle(events.PassDue())
+
     def note_time(self) -> None:
         """Called with every load report."""
         if self.state.mates.stuck_since_s is not None:
@@ -184,7 +188,7 @@ class PrefillService:
     def _execute(self, command: events.PrefillCommand) -> None:
         match command:
             case events.RunChunk(slices, report_every):
-                self.spawn(self._compute(slices, report_every))
+                self._run_chunk(slices, report_every)
             case events.PublishToken(gateway_id, token_event, queue_s, compute_s):
                 self._publish(gateway_id, TokenBatch(self.state.instance_id, (token_event,)))
                 self.metrics.observe_prefill(queue_s, compute_s)
@@ -216,15 +220,21 @@ class PrefillService:
         now = asyncio.get_running_loop().time()
         self._room_spans.end(owner, now, {"lamella.queue_s": queue_s})
 
-    async def _compute(self, slices: tuple[events.ChunkSlice, ...], report_every: int | None) -> None:
+    def _run_chunk(self, slices: tuple[events.ChunkSlice, ...], report_every: int | None) -> None:
         loop = asyncio.get_running_loop()
 
         def tell(layers: int) -> None:
             loop.call_soon_threadsafe(self._handle, events.LayersComputed(layers))
 
         reports = None if report_every is None else LayerReports(report_every, tell)
+        computing = self.engine.submit("prefill", chunk_work(slices, reports))
+        self.spawn(self._take_chunk(slices, computing))
+
+    async def _take_chunk(
+        self, slices: tuple[events.ChunkSlice, ...], computing: "asyncio.Future[Computed]"
+    ) -> None:
         try:
-            computed = await self.engine.compute("prefill", chunk_work(slices, reports))
+            computed = await computing
         except Exception:
             requests = [piece.request.request_id for piece in slices]
             log.exception("chunk_failed", extra={"requests": requests})

@@ -46,6 +46,7 @@ from prefill.events import (
     LayersComputed,
     OfferDeclined,
     OfferRefused,
+    PassDue,
     PrefillCommand,
     PrefillEvent,
     PublishToken,
@@ -149,6 +150,9 @@ class PrefillState:
 
     def check(self) -> None:
         """Invariants, called by tests after every event."""
+        assert self.mates.is_engine_taken or not self.mates.is_chunk_due, (
+            "nobody asks for a chunk that is due"
+        )
         self.held.check()
 
     def handle(self, event: PrefillEvent, now: float) -> list[PrefillCommand]:
@@ -156,11 +160,13 @@ class PrefillState:
         commands = self._take(event, now)
         mates = self.mates
         if self.chunks.can_begin:
-            if self.prompts.count:
-                staying = sum([isinstance(each, KeepHere) for each in commands])
-                commands = [*commands, *self._start_chunk(staying, now)]
-            else:
+            staying = sum([isinstance(each, KeepHere) for each in commands])
+            may_choose = isinstance(event, PassDue) or mates.may_choose_chunk(staying)
+            mates.is_chunk_due = self.prompts.count > 0 and not may_choose
+            if not self.prompts.count:
                 mates.want_nothing()
+            elif may_choose:
+                commands = [*commands, *self._start_chunk(staying, now)]
         mates.is_computing, mates.waiting_prompts = self.chunks.is_computing, self.prompts.count
         return commands
 
@@ -204,7 +210,7 @@ class PrefillState:
                 )
             case GatewayGone(gateway_id):
                 return self.held.discard_all(lambda sequence: sequence.request.gateway_id == gateway_id)
-            case BlocksFreed():
+            case BlocksFreed() | PassDue():
                 pass
             case TimePassed():
                 return self.offers.break_circle(self.mates.stuck_since_s, now)

@@ -37,13 +37,17 @@ class PassChoice:
     _step_since_s: float = -inf
     _passed_over: int = 0
 
+    def takes_prompts(self, step_since_s: float, now: float) -> bool:
+        """Whether a chunk, whatever it is, comes before or beside a step that has waited since then."""
+        return self.policy not in ("prefill_first", "static") or now - step_since_s < self.max_wait_s
+
     def choose(self, chunk_tokens: int, sequences: int, step_since_s: float, now: float) -> tuple[Phase, ...]:
         """Where a chunk of prompts waits and, since ``step_since_s``, a step of ``sequences``."""
         if self.policy == "splitwise":
             return self._fill(chunk_tokens + sequences, step_since_s)
         if self.policy in ("chunked", "orca"):
             return ("prefill", "decode")
-        return ("decode",) if now - step_since_s >= self.max_wait_s else ("prefill",)
+        return ("prefill",) if self.takes_prompts(step_since_s, now) else ("decode",)
 
     def _fill(self, tokens: int, step_since_s: float) -> tuple[Phase, ...]:
         if step_since_s != self._step_since_s:

@@ -77,17 +77,18 @@ class _Parts:
         self.kv = KVEndpoint(self.transfer, engine.layout, engine.total_blocks, remote)
         pass_tokens = settings.chunk_tokens or engine.chunk_tokens
         choice = PassChoice(settings.mixed_policy, pass_tokens, settings.mixed_max_wait_s)
+        self.mates = RoomMates(
+            settings.mixed_policy, settings.mixed_max_wait_s, is_mixed=settings.role == "mixed"
+        )
         self.shared_engine = SharedEngine(
             engine.runner,
             engine.thread,
             self.spawn,
-            choice.choose,
+            self.mates,
+            choice,
             self.passes.observe,
             self.metrics.observe_wait,
             self.metrics.observe_gap,
-        )
-        self.mates = RoomMates(
-            settings.mixed_policy, settings.mixed_max_wait_s, is_mixed=settings.role == "mixed"
         )
         self.links = LinkWatch(
             self.instance_id,
@@ -142,6 +143,9 @@ def build_instance(
     )
     decode = _decode_service(
         parts, staggered, note_decode, lambda command: prefill.take_over(_as_left(command))
+    )
+    parts.shared_engine.ask_room = lambda phase: (
+        prefill.choose_work() if phase == "prefill" else decode.choose_work()
     )
     return Instance(
         instance_id,

@@ -87,6 +87,9 @@ class DecodeRoom:
 
     # the engine's
 
+    def choose_work(self, now: float) -> None:
+        self._decide(events.PassDue(), now)
+
     def shape(self, lane: int = 0) -> tuple[int, int]:
         """(sequences, tokens of context) of the step that is due."""
         return len(self._rows[lane]), self.state.context_of_step(lane)

@@ -14,6 +14,8 @@ import msgspec
 
 from common.config import MixedPolicy
 from common.messages import Phase
+from common.next_pass import next_phases
+from common.room_mates import RoomMates
 from prefill.events import ChunkSlice, RunChunk
 from scheduler.policy.mixed_batching import PassChoice
 from services.simulator.clock import Clock, Timer
@@ -45,6 +47,10 @@ class Rooms(Protocol):
 
     def wants_layers(self) -> bool:
         """Whether somebody waits for more of the chunk's KV."""
+        ...
+
+    def choose_work(self, phase: Phase, now: float) -> None:
+        """That room's: the engine asks for it, amid an event perhaps of a time that is past."""
         ...
 
 
@@ -129,6 +135,7 @@ class SimulatedEngine:
     rooms: Rooms
     settings: EngineSettings
     layers: int
+    mates: RoomMates
     note_pass: Callable[[EnginePass], None] | None = None
     seat: Seat | None = None
     busy: BusyTime = field(default_factory=BusyTime)
@@ -138,6 +145,7 @@ class SimulatedEngine:
     _waiting: dict[Phase, float] = field(default_factory=dict)
     _chunk: RunChunk | None = None
     _is_starting: bool = False
+    _asked_s: float = 0.0
     _is_dead: bool = False
     _choice: PassChoice = field(init=False)
     _next_settings: EngineSettings | None = None
@@ -175,28 +183,40 @@ class SimulatedEngine:
 
     def _wait(self, phase: Phase) -> None:
         self._waiting[phase] = self.clock.now
-        if self._run is None:
-            # What the last pass has brought about comes in before the next one is chosen.
-            if not self._is_starting:
-                self._is_starting = True
-                self.clock.soon(self._start)
-        else:
+        if self._run is not None:
             self.look_ahead()
+        elif not self.mates.is_engine_taken:
+            self.mates.take_engine()
+            self._start_soon()
+
+    def _start_soon(self) -> None:
+        """What the last pass has brought about comes in before the next one is chosen."""
+        if not self._is_starting:
+            self._is_starting = True
+            self.clock.soon(self._start)
 
     def _start(self) -> None:
         self._is_starting = False
-        if self._run is None and self._waiting and not self._is_dead:
-            self._begin(self.clock.now)
+        if self._run is not None or self._is_dead:
+            return
+        phases = self._next_phases(self.clock.now)
+        if phases:
+            self._begin(self.clock.now, phases)
+        else:
+            self.mates.leave_engine()
 
-    def _begin(self, now: float, former: _Run | None = None) -> None:
+    def _next_phases(self, now: float) -> tuple[Phase, ...]:
+        waiting = tuple(self._waiting)
+        if len(waiting) == 1 and not self.mates.is_any_due:
+            return waiting
+        self._asked_s = now
+        return next_phases(self, self.mates, self._choice, now)
+
+    def _begin(self, now: float, phases: tuple[Phase, ...], former: _Run | None = None) -> None:
         """``former``: whose steps it follows, as is found amid an event: they ended ``now``, in the past."""
+        self.mates.take_engine(*phases)
         if self._next_settings is not None:
             self.settings, self._next_settings = self._next_settings, None
-        phases = tuple(self._waiting)
-        if len(phases) > 1:
-            assert self._chunk is not None
-            tokens, step_since_s = tokens_of(self._chunk), self._waiting["decode"]
-            phases = self._choice.choose(tokens, self.rooms.decode_shape()[0], step_since_s, now)
         for phase in phases:
             del self._waiting[phase]
         chunk, steps, sequences, context, prompts = None, 1, 0, 0, 0
@@ -230,7 +250,7 @@ class SimulatedEngine:
             self.look_at_layers()
 
     def _steps(self) -> int:
-        is_cut = "prefill" in self._waiting or self._next_settings is not None
+        is_cut = "prefill" in self._waiting or self.mates.is_chunk_due or self._next_settings is not None
         return 1 if is_cut else self.rooms.steps_ahead()
 
     # decodes alone
@@ -245,11 +265,13 @@ class SimulatedEngine:
             self.clock.cancel(run.timer)
             self._run = None
             self._end_steps(run, done)
-            if self._waiting:
+            ended_s = run.time_of(self._seconds(run, done))
+            if phases := self._next_phases(ended_s):
                 # The step that followed began when those had ended; what is ahead of it is looked at when
                 # the event is over.
-                self._begin(run.time_of(self._seconds(run, done)), run)
+                self._begin(ended_s, phases, run)
             else:
+                self.mates.leave_engine()
                 self._leave_seat()
 
     def untold_steps(self) -> tuple[int, ...]:
@@ -326,9 +348,23 @@ class SimulatedEngine:
             self.rooms.end_chunk(run.chunk.slices)
             if run.sequences:
                 self.rooms.end_steps(1, now, now, taken_s)
-        if self._waiting and self._run is None and not self._is_starting:
-            self._is_starting = True
-            self.clock.soon(self._start)
+        if self._run is None:
+            if self._waiting or self.mates.is_any_due:
+                self._start_soon()
+            else:
+                self.mates.leave_engine()
+
+    # what ``next_phases`` asks
+
+    def chunk_tokens(self) -> int | None:
+        return tokens_of(self._chunk) if self._chunk is not None and "prefill" in self._waiting else None
+
+    def step(self) -> tuple[int, float] | None:
+        since_s = self._waiting.get("decode")
+        return None if since_s is None else (self.rooms.decode_shape()[0], since_s)
+
+    def ask(self, phase: Phase) -> None:
+        self.rooms.choose_work(phase, self._asked_s)
 
     def _note(self, run: _Run, steps: int, ended_s: float) -> None:
         if self.note_pass is not None:

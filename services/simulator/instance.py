@@ -21,6 +21,7 @@ from common.messages import (
     LoadReport,
     OfferDeclined,
     OfferWithdrawn,
+    Phase,
     PrefillTask,
     PullKV,
     Role,
@@ -113,7 +114,9 @@ class SimulatedInstance:
                 self.engine = PipelinedEngine(network.clock, self, around.engine, layers, shares, note_pass)
             else:
                 settings, seat = around.engine, self.seat
-                self.engine = SimulatedEngine(network.clock, self, settings, layers, note_pass, seat)
+                self.engine = SimulatedEngine(
+                    network.clock, self, settings, layers, prefill.mates, note_pass, seat
+                )
         prompt_time = _prompt_time(around.speed, prefill.chunk_tokens)
         links = LinkWatch(self.instance_id, network.links.suspect_after_s, around.mesh.tell_scheduler)
         self.prefill = PrefillRoom(
@@ -348,6 +351,12 @@ class SimulatedInstance:
         self.decode.handle(event)
 
     # the engine's (``engine.Rooms``, ``pipelined.StagedRooms``, ``attention_engine.Lanes``)
+
+    def choose_work(self, phase: Phase, now: float) -> None:
+        if phase == "prefill":
+            self.prefill.choose_work(now)
+        else:
+            self.decode.choose_work(now)
 
     def lane_rows(self, lane: int) -> tuple[PoolRows, ...]:
         return self.decode.rows_by_pool(lane)

@@ -64,10 +64,13 @@ class PrefillRoom:
     def handle(self, event: events.PrefillEvent) -> None:
         """Raises as the state does."""
         self.engine.catch_up()
-        for command in self.state.handle(event, self.mesh.network.clock.now):
-            COMMANDS[type(command)](self, command)
+        self._decide(event, self.mesh.network.clock.now)
         # A prompt that lacks memory may be given way to when a step ends.
         self.engine.look_ahead()
+
+    def _decide(self, event: events.PrefillEvent, now: float) -> None:
+        for command in self.state.handle(event, now):
+            COMMANDS[type(command)](self, command)
         self.on_change()
 
     def take_pull(self, pull: PullKV, answer: PullAnswer) -> None:
@@ -89,6 +92,9 @@ class PrefillRoom:
         self.engine.look_at_layers()
 
     # the engine's
+
+    def choose_work(self, now: float) -> None:
+        self._decide(events.PassDue(), now)
 
     def end_chunk(self, slices: Sequence[events.ChunkSlice]) -> None:
         self.chunk_tokens += sum(piece.tokens for piece in slices)

@@ -15,6 +15,7 @@ from common.config import MixedPolicy
 from common.engine_thread import EngineThread
 from common.messages import Phase, SampledToken
 from common.performance import PassLoad
+from common.room_mates import RoomMates
 from common.shared_engine import MOST_GAP_S, Computed, Drawn, EngineWork, SharedEngine, drawn_by
 from common.steps import LayerReports, SequenceStep
 from scheduler.policy.mixed_batching import MAX_PASSED_OVER, PassChoice, prompt_tokens_beside
@@ -55,7 +56,8 @@ def engine_of(recorder: Recorder, policy: MixedPolicy) -> SharedEngine:
         recorder,
         EngineThread(),
         lambda work: recorder.tasks.append(asyncio.ensure_future(work)),
-        PassChoice(policy, PASS_TOKENS, MAX_WAIT_S).choose,
+        RoomMates(policy),
+        PassChoice(policy, PASS_TOKENS, MAX_WAIT_S),
         lambda load, _: recorder.noted.append(load),
         recorder.waits_s.append,
         recorder.note_gap,
@@ -71,7 +73,7 @@ def work_of(*tokens: int) -> EngineWork:
 async def keep_asking(engine: SharedEngine, phase: Phase, tokens: tuple[int, ...], times: int) -> None:
     """As a room does: the next work is there as soon as the last has been taken in."""
     for _ in range(times):
-        computed = await engine.compute(phase, work_of(*tokens))
+        computed = await engine.submit(phase, work_of(*tokens))
         assert computed.tokens == tuple(SampledToken(token) for token in tokens)
 
 
@@ -131,7 +133,7 @@ def test_a_passs_chunk_is_told_of_before_its_step_whoever_asked_first(first: Pha
 
     async def ask(engine: SharedEngine, phase: Phase) -> None:
         for _ in range(10):
-            await engine.compute(phase, work_of(1 if phase == "prefill" else 3))
+            await engine.submit(phase, work_of(1 if phase == "prefill" else 3))
             told.append(phase)
 
     async def work() -> None:
@@ -153,7 +155,7 @@ def test_a_prompt_that_came_amid_a_step_is_computed_with_the_next_one() -> None:
         left: dict[Phase, int] = {"prefill": 3, "decode": 6}
 
         async def ask(tasks: asyncio.TaskGroup, phase: Phase) -> None:
-            await engine.compute(phase, work_of(1 if phase == "prefill" else 3))
+            await engine.submit(phase, work_of(1 if phase == "prefill" else 3))
             left[phase] -= 1
             if left[phase]:
                 tasks.create_task(ask(tasks, phase))
@@ -177,17 +179,17 @@ def test_who_gave_up_waiting_holds_nobody_up() -> None:
         recorder = Recorder()
         engine = engine_of(recorder, "chunked")
         recorder.gate.clear()
-        given_up = asyncio.create_task(engine.compute("prefill", work_of(1)))
-        other = asyncio.create_task(engine.compute("decode", work_of(3)))
+        given_up = engine.submit("prefill", work_of(1))
+        other = engine.submit("decode", work_of(3))
         for _ in range(5):
             await asyncio.sleep(0)
         given_up.cancel()
-        early = asyncio.create_task(engine.compute("prefill", work_of(5)))
+        early = engine.submit("prefill", work_of(5))
         await asyncio.sleep(0)
         early.cancel()
         recorder.gate.set()
         assert (await other).tokens == (SampledToken(3),)
-        assert (await engine.compute("prefill", work_of(2))).tokens == (SampledToken(2),)
+        assert (await engine.submit("prefill", work_of(2))).tokens == (SampledToken(2),)
         engine.thread.close()
         assert recorder.passes == [[1, 3], [2]], "who gave up before a pass began is not computed"
 
@@ -203,9 +205,9 @@ def test_who_waits_is_told_where_a_pass_is_cancelled_or_what_notes_it_fails() ->
         engine = engine_of(recorder, "chunked")
         engine.note_pass = fail
         with pytest.raises(ZeroDivisionError):
-            await engine.compute("decode", work_of(3))
+            await engine.submit("decode", work_of(3))
         recorder.gate.clear()
-        waits = asyncio.create_task(engine.compute("decode", work_of(4)))
+        waits = engine.submit("decode", work_of(4))
         for _ in range(5):
             await asyncio.sleep(0)
         recorder.tasks[-1].cancel()
@@ -240,7 +242,7 @@ def test_a_room_alone_has_the_engine_to_itself(policy: MixedPolicy) -> None:
     async def work() -> None:
         engine = engine_of(Recorder(), policy)
         for phase in ("prefill", "decode"):
-            assert (await engine.compute(phase, work_of(1))).is_alone
+            assert (await engine.submit(phase, work_of(1))).is_alone
         engine.thread.close()
 
     asyncio.run(work())
@@ -250,16 +252,16 @@ def test_where_a_pass_fails_only_the_room_fails_whose_work_fails_alone() -> None
     async def work() -> None:
         recorder = Recorder()
         engine = engine_of(recorder, "chunked")
-        both = engine.compute("prefill", work_of(13)), engine.compute("decode", work_of(3))
+        both = engine.submit("prefill", work_of(13)), engine.submit("decode", work_of(3))
         failed, computed = await asyncio.gather(*both, return_exceptions=True)
         assert isinstance(failed, RuntimeError)
         assert isinstance(computed, Computed)
         assert computed.tokens == (SampledToken(3),)
         assert recorder.passes == [[13, 3], [13], [3]]
         assert recorder.noted == [PassLoad(sequences=1)]
-        assert (await engine.compute("decode", work_of(3))).tokens == (SampledToken(3),)
+        assert (await engine.submit("decode", work_of(3))).tokens == (SampledToken(3),)
         with pytest.raises(RuntimeError, match="unlucky"):
-            await engine.compute("decode", work_of(13))
+            await engine.submit("decode", work_of(13))
         engine.thread.close()
 
     asyncio.run(work())
@@ -320,7 +322,7 @@ def test_gaps_are_told_between_passes_that_follow_on_one_another_and_not_of_paus
         await asyncio.sleep(2 * MOST_GAP_S)
         await keep_asking(engine, "decode", (3,), 1)
         with pytest.raises(RuntimeError, match="unlucky"):
-            await engine.compute("decode", work_of(13))
+            await engine.submit("decode", work_of(13))
         at_failure = len(recorder.gaps_s)
         await keep_asking(engine, "decode", (3,), 1)
         engine.thread.close()
@@ -338,7 +340,7 @@ def test_to_make_a_batch_is_part_of_the_gap() -> None:
         recorder = Recorder()
         engine = engine_of(recorder, "chunked")
         for _ in range(20):
-            await engine.compute("decode", replace(work_of(3), batch=slowly))
+            await engine.submit("decode", replace(work_of(3), batch=slowly))
         engine.thread.close()
         assert recorder.gaps_s
         assert all(gap_s >= MOST_GAP_S / 2 for gap_s in recorder.gaps_s)
@@ -390,7 +392,7 @@ def test_what_a_pass_waits_is_what_its_thread_did_not_run() -> None:
     async def waited_s(take: Callable[[], None]) -> float:
         recorder = Slow(take)
         engine = engine_of(recorder, "chunked")
-        await engine.compute("decode", work_of(3))
+        await engine.submit("decode", work_of(3))
         engine.thread.close()
         [waited_s] = recorder.waits_s
         return waited_s

@@ -51,6 +51,7 @@ from decode.homes import HOME_RETRY_S
 from decode.sequence import ROOM
 from decode.state import DecodeState
 from tests.virtual.bus import Bus, Reply
+from tests.virtual.engine import VirtualEngine, VirtualWork
 from tests.virtual.memory import Memory
 from tests.virtual.scheduler import CALL_TIMEOUT_S, SCHEDULER
 
@@ -93,6 +94,7 @@ class VirtualDecode:
     runner: EmulatedRunner
     bus: Bus
     links: LinkWatch
+    engine: VirtualEngine
     memory: Memory
     host_memory: Memory
     kept: KeptKV
@@ -166,7 +168,9 @@ class VirtualDecode:
         match command:
             case events.RunStep(rows):
                 tables = [tuple(row.block_table) for row in rows]
-                self._after(0.03 + 0.002 * len(rows), lambda: self._end_step(rows, tables))
+                seconds = 0.03 + 0.002 * len(rows)
+                work = VirtualWork(len(rows), seconds, lambda: self._end_step(rows, tables))
+                self.engine.submit("decode", work)
             case events.PublishTokens(gateway_id, tokens):
                 self.bus.publish(name, gateway_id, TokenBatch(name, tokens))
             case PublishFailure(gateway_id, failure):

@@ -10,14 +10,15 @@ import msgspec
 
 from common.config import ObjectivesConfig
 from common.kv.blocks import BlockAllocator
-from common.messages import DecodeTask, LoadReport, ResumeTask, Role, has_phase
+from common.messages import DecodeTask, LoadReport, Phase, ResumeTask, Role, has_phase
 from common.performance import FittedTime
 from decode import events as decode_events
-from prefill.events import BlocksFreed, KeepHere, RoleChanged, SequenceLeft
+from prefill.events import BlocksFreed, KeepHere, PassDue, RoleChanged, SequenceLeft
 from services.hosts.load_report import Asked, make_load_report
 from services.hosts.measured_speed import MeasuredSpeed
 from tests.virtual.bus import Bus, Reply
 from tests.virtual.decode import VirtualDecode
+from tests.virtual.engine import VirtualEngine
 from tests.virtual.memory import Memory
 from tests.virtual.prefill import VirtualPrefill
 
@@ -53,6 +54,11 @@ class VirtualInstance:
         self.decode.on_change = lambda: self._share(self._tell_prefill)
         self.decode.hand_on = self._hand_on
         self.prefill.keep_here = self._keep_here
+        self.engine.ask_room = self._choose_work
+
+    @property
+    def engine(self) -> VirtualEngine:
+        return self.prefill.engine
 
     @property
     def memory(self) -> Memory:
@@ -96,6 +102,7 @@ class VirtualInstance:
 
     def die(self) -> None:
         self._is_alive = False
+        self.engine.die()
         self.prefill.die()
         self.decode.die()
 
@@ -124,6 +131,12 @@ class VirtualInstance:
     def _keep_here(self, command: KeepHere) -> None:
         self.kept += 1
         self.decode.handle(decode_events.SequenceStayed(command.held_by, command.task))
+
+    def _choose_work(self, phase: Phase) -> None:
+        if phase == "prefill":
+            self.prefill.handle(PassDue())
+        else:
+            self.decode.handle(decode_events.PassDue())
 
     def _share(self, tell_other: Callable[[], None]) -> None:
         before, self._free_blocks = self._free_blocks, self.blocks.free_blocks

@@ -22,12 +22,14 @@ from decode.state import DecodeState
 from prefill.events import TimePassed
 from prefill.prompts import PromptQueue
 from prefill.state import PrefillState
+from scheduler.policy.mixed_batching import PassChoice
 from scheduler.policy.prefill_batching import fill_batch_of
 from scheduler.policy.pull_budget import PullBudget
 from scheduler.policy.roles import RoleChange, role_policy
 from tests.requests import GATEWAY
 from tests.virtual.bus import Bus
 from tests.virtual.decode import LAYOUT, KeptKV, VirtualDecode
+from tests.virtual.engine import VirtualEngine
 from tests.virtual.gateway import VirtualGateway
 from tests.virtual.instance import VirtualInstance
 from tests.virtual.memory import Memory
@@ -38,6 +40,7 @@ from tests.virtual.shape import LEASE_S, MeshShape, roles_of, state_of
 
 REPORT_S = 0.25
 DRAIN_S = 1.0
+MIXED_MAX_WAIT_S = 0.2
 
 
 @dataclass(slots=True)
@@ -232,6 +235,8 @@ class VirtualMesh:
         shape = self.shape
         blocks = BlockAllocator(shape.prefill_blocks if role == "prefill" else shape.decode_blocks)
         mates = RoomMates(shape.mixed_policy, is_mixed=role == "mixed")
+        choice = PassChoice(shape.mixed_policy, shape.chunk_tokens, MIXED_MAX_WAIT_S)
+        engine = VirtualEngine(self.bus.clock, mates, choice)
         memory, host_memory = Memory(shape.block_size), Memory(shape.block_size)
         prefill = PrefillState(
             instance_id=instance_id,
@@ -265,8 +270,10 @@ class VirtualMesh:
         failures = shape.send_failures
         return VirtualInstance(
             role,
-            VirtualPrefill(prefill, RUNNER, self.bus, memory, links, self.cut, failures),
-            VirtualDecode(decode, incarnation, RUNNER, self.bus, links, memory, host_memory, kept, failures),
+            VirtualPrefill(prefill, RUNNER, self.bus, memory, links, engine, self.cut, failures),
+            VirtualDecode(
+                decode, incarnation, RUNNER, self.bus, links, engine, memory, host_memory, kept, failures
+            ),
             self.bus,
             shape.is_learned,
         )

@@ -36,6 +36,7 @@ from prefill.sequence import ROOM
 from prefill.state import PrefillState
 from tests.virtual.bus import Bus, Reply
 from tests.virtual.decode import LAYOUT
+from tests.virtual.engine import VirtualEngine, VirtualWork
 from tests.virtual.memory import LANDING_S, HasMemory, Memory
 from tests.virtual.scheduler import SCHEDULER
 
@@ -51,6 +52,7 @@ class VirtualPrefill:
     bus: Bus
     memory: Memory
     links: LinkWatch
+    engine: VirtualEngine
     cut: set[InstanceId]
     send_failures: float
     failed_sends: int = 0
@@ -119,11 +121,18 @@ class VirtualPrefill:
         clock = self.bus.clock
         match command:
             case events.RunChunk(slices, report_every):
-                step_s = 0.01 + 0.001 * sum(piece.tokens for piece in slices)
+                tokens = sum(piece.tokens for piece in slices)
                 self._chunk, self._layers = slices, 0
-                for layer in range(0 if report_every is None else LAYOUT.layers):
-                    clock.after(step_s * (layer + 1) / LAYOUT.layers, self._end_layer)
-                clock.after(step_s, lambda: self._end_chunk(slices))
+                layers = 0 if report_every is None else LAYOUT.layers
+                self.engine.submit(
+                    "prefill",
+                    VirtualWork(
+                        tokens,
+                        0.01 + 0.001 * tokens,
+                        lambda: self._end_chunk(slices),
+                        lambda pass_s: self._begin_layers(layers, pass_s),
+                    ),
+                )
             case events.PublishToken(gateway_id, event, _, _):
                 batch = TokenBatch(self.state.instance_id, (event,))
                 self.bus.publish(self.state.instance_id, gateway_id, batch)
@@ -185,6 +194,10 @@ class VirtualPrefill:
             self.memory.write(piece.block_table, request_id, piece.start, piece.tokens)
         [tokens] = compute_together(self.runner, [chunk_work(slices)])
         self.handle(events.ChunkFinished(tokens))
+
+    def _begin_layers(self, layers: int, pass_s: float) -> None:
+        for layer in range(layers):
+            self.bus.clock.after(pass_s * (layer + 1) / layers, self._end_layer)
 
     def _end_layer(self) -> None:
         if self._is_alive:

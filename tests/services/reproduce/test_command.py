@@ -1,5 +1,6 @@
 """``lamella reproduce``: what it prints, writes and refuses."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -47,11 +48,9 @@ def test_what_cannot_be_meant_is_refused(arguments: tuple[str, ...]) -> None:
 
 
 def test_a_row_that_cannot_be_run_is_told_and_leaves_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, keep_rows: Callable[..., None]
 ) -> None:
-    for each in list(ROWS):
-        if each not in ("lamina-table3", "vidur-fig1a"):
-            monkeypatch.delitem(ROWS, each)
+    keep_rows("lamina-table3", "vidur-fig1a")
     document = tmp_path / "reproduction.md"
     result = run("--all", "--data", tmp_path, "--output", document, "--workers", "1")
     assert result.exit_code == 1
@@ -63,13 +62,10 @@ def test_a_row_that_cannot_be_run_is_told_and_leaves_the_others(
 
 
 def test_all_of_them_make_a_document(
-    shared_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shared_directory: Path, tmp_path: Path, keep_rows: Callable[..., None]
 ) -> None:
     """Of one, here: each is run by itself in another test."""
-    chosen = {"lamina-table3": ROWS["lamina-table3"]}
-    for each in list(ROWS):
-        monkeypatch.delitem(ROWS, each)
-    ROWS.update(chosen)
+    keep_rows("lamina-table3")
     document = tmp_path / "reproduction.md"
     data = shared_directory / "data"
     result = run("--all", "--data", data, "--size", "0.5", "--output", document, "--workers", "1")

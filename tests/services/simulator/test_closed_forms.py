@@ -86,18 +86,13 @@ def test_a_batch_that_comes_together_ends_after_its_steps() -> None:
         pool("mixed"),
         instance={"chunk_tokens": batch * prompt, "scheduling_window": batch, "max_decode_batch": batch},
     )
-    # While the first prompt is computed the others come: one chunk takes them all. The first of them to be
-    # decoded begins a step alone, as live, and is one step ahead from then on.
+    # While the first prompt is computed the others come: one chunk takes them all.
     load = Load([Offered(0.0, prompt, 1), *[Offered(0.001, prompt, output)] * batch])
     records = simulate(simulated, load).records
     [first_s] = {*records.first_token_s[1:]}
-    steps = output - 1
-    alone_s = step_s(1, prompt + 1)
-    together_s = sum(step_s(batch, batch * (prompt + 1 + step) + 1) for step in range(steps - 1))
-    last_s = step_s(batch - 1, (batch - 1) * (prompt + steps))
+    together_s = sum(step_s(batch, batch * (prompt + 1 + step)) for step in range(output - 1))
     ends_s = [end_s - first_s for end_s in records.end_s[1:]]
-    assert ends_s[0] == pytest.approx(alone_s + together_s)
-    assert ends_s[1:] == pytest.approx([alone_s + together_s + last_s] * (batch - 1))
+    assert ends_s == pytest.approx([together_s] * batch)
 
 
 def step_s(sequences: int, context_tokens: int) -> float:
@@ -143,7 +138,7 @@ def bulk_first_s(
     arrived_s: list[float], batch: int, prompt: int, output: int
 ) -> tuple[list[float], list[int]]:
     """(when each request's first token comes, size of each batch) of a server that takes up to ``batch`` of
-    those that wait. The first to be decoded begins a step alone, and ends one step before the others."""
+    those that wait."""
     firsts_s: list[float] = []
     sizes: list[int] = []
     free_s = 0.0
@@ -152,13 +147,7 @@ def bulk_first_s(
         began_s = max(free_s, arrived_s[begun])
         size = sum(each <= began_s for each in arrived_s[begun : begun + batch])
         first_s = began_s + 0.01 + size * prompt * 1e-4
-        is_alone = size == 1
-        free_s = first_s + step_s(1, prompt + 1)
-        for step in range(1, output - 1):
-            ahead = 1 if is_alone else 0
-            free_s += step_s(size, size * (prompt + step + ahead) + (0 if is_alone else 1))
-        if not is_alone:
-            free_s += step_s(size - 1, (size - 1) * (prompt + output - 1))
+        free_s = first_s + sum(step_s(size, size * (prompt + step)) for step in range(1, output))
         firsts_s += [first_s] * size
         sizes.append(size)
     return firsts_s, sizes

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from common.errors import ConfigError
+from common.messages import Phase
+from common.room_mates import RoomMates
 from prefill.events import ChunkSlice
 from services.simulator.clock import Clock
 from services.simulator.cluster import Cluster
@@ -89,12 +91,15 @@ class FiveSteps:
     def __init__(self, clock: Clock, host: Host) -> None:
         performance = LinearPerformance(step_s=1.0)
         self.engine = SimulatedEngine(
-            clock, self, EngineSettings(performance, "chunked", 512, 1.0), 4, None, Seat(host)
+            clock, self, EngineSettings(performance, "chunked", 512, 1.0), 4, RoomMates(), None, Seat(host)
         )
         self.left, self.ended_s = 5, 0.0
 
     def decode_shape(self) -> tuple[int, int]:
         return 1, 100
+
+    def choose_work(self, phase: Phase, now: float) -> None:
+        raise AssertionError(f"{phase} is not due")
 
     def steps_ahead(self) -> int:
         return self.left

@@ -37,16 +37,13 @@ def pass_s(prompts: list[Sequence], rows: list[Sequence]) -> float:
 
 
 def play(everybody: list[Sequence]) -> None:
-    """Every pass takes all rows and the prompts that are planned: where none is computed the first that
-    comes, else as many as it holds when the last ones are done. Of those that begin where nobody was decoded
-    the first is a pass ahead of the others."""
+    """Every pass takes all rows, and as many prompts as it holds of those that are there when it begins."""
     now = 0.0
     coming = everybody[::-1]
     waiting: list[Sequence] = []
     window: list[Sequence] = []
     planned: list[Sequence] = []
     rows: list[Sequence] = []
-    late: list[Sequence] = []
     while coming or planned or rows:
         if not planned and not rows:
             planned = [coming.pop()]
@@ -54,18 +51,14 @@ def play(everybody: list[Sequence]) -> None:
         computed, planned = planned, []
         now += pass_s(computed, rows)
         while coming and coming[-1].arrived_s <= now:
-            (waiting if computed or planned else planned).append(coming.pop())
+            waiting.append(coming.pop())
         fresh = [each for each in computed if each.draw(now)]
-        if computed:
-            room = PASS_TOKENS - len(rows) - len(late) - len(fresh)
-            if not window:
-                window, waiting = waiting[:WINDOW], waiting[WINDOW:]
-            while window and (not planned or sum(each.prompt for each in [*planned, window[0]]) <= room):
-                planned.append(window.pop(0))
-        if rows:
-            rows, late = [each for each in rows if each.draw(now)] + late + fresh, []
-        else:
-            rows, late = fresh[:1], fresh[1:]
+        rows = [each for each in rows if each.draw(now)] + fresh
+        room = PASS_TOKENS - len(rows)
+        if not window:
+            window, waiting = waiting[:WINDOW], waiting[WINDOW:]
+        while window and (not planned or sum(each.prompt for each in [*planned, window[0]]) <= room):
+            planned.append(window.pop(0))
 
 
 @pytest.mark.parametrize("rate_per_s", [2.0, 10.0, 14.0])
