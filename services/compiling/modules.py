@@ -3,7 +3,9 @@
 PACKAGES = ("common", "gateway", "scheduler", "prefill", "decode", "attention", "services")
 """All that a simulation imports of, which are copied."""
 
-_COMMON = "epochs kv.blocks kv.link_watch laws length_points messages.load phases room_mates sequences"
+_COMMON = (
+    "epochs kv.blocks kv.link_watch laws length_points messages.load next_pass phases room_mates sequences"
+)
 _DECODE = (
     "arrivals attention_needs batches context_turns departures entering events expectations forecast"
     " giving_way hand_over holdings homes moves outlook pulls sequence speed state stepping swapping"
