@@ -49,7 +49,13 @@ class Entering:
 
     def begun(self) -> Sequence[tuple[int, int]]:
         """(tokens, tokens to come) of prompts that have memory and are to be decoded here."""
-        return [(each.tokens, each.coming_tokens) for each in self.prompts.begun() if self._stays(each)]
+        return [self._growing(each) for each in self.prompts.begun() if self._stays(each)]
+
+    def _growing(self, sequence: PrefillSequence) -> tuple[int, int]:
+        """As decodes' next step finds it: where they wait for prompts it has its first token by then, else it
+        draws that beside them."""
+        drawn = 1 if self.mates.policy == "prefill_first" and sequence.coming_tokens else 0
+        return sequence.tokens + drawn, sequence.coming_tokens - drawn
 
     def try_enter(self, sequence: PrefillSequence, now: float) -> bool:
         """Gives it blocks for its prompt."""
@@ -79,7 +85,7 @@ class Entering:
         if not looks_ahead(mates.admission):
             return 0
         present = [Growing(*each) for each in (*mates.decoded(), *self.begun())]
-        newcomer = Growing(sequence.tokens, sequence.coming_tokens)
+        newcomer = Growing(*self._growing(sequence))
         return blocks_to_enter(mates.admission, newcomer, present, self.block_size)
 
     def _try_join(self, sequence: PrefillSequence, needed: int) -> bool:

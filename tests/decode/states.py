@@ -93,9 +93,9 @@ def start(state: DecodeState, *request_ids: str, prompt_tokens: int = 4, max_tok
         handle(state, events.PullFinished(owner_of(request_id)))
 
 
-def end_step(state: DecodeState) -> list[events.DecodeCommand]:
+def end_step(state: DecodeState, now: float = 0.0) -> list[events.DecodeCommand]:
     """The first lane's, whose sequences go on."""
-    return handle(state, events.StepFinished(tuple(SampledToken(8) for _ in state.batches.steps[0])))
+    return handle(state, events.StepFinished(tuple(SampledToken(8) for _ in state.batches.steps[0])), now)
 
 
 def early_of(request_id: str = "r1", prompt_tokens: int = 4, max_tokens: int = 8) -> DecodeTask:

@@ -188,3 +188,50 @@ def test_a_prompt_that_stays_is_admitted_by_what_all_will_need() -> None:
     state.mates.decoded = lambda: [(8, 28)]
     assert pieces(handle(state, events.BlocksFreed())) == [("long", 8)]
     assert state.mates.entry_blocks == 0
+
+
+def test_while_the_other_room_s_pass_runs_prompts_are_due_and_those_that_come_share_a_chunk() -> None:
+    state = mixed_state("chunked", chunk_tokens=12)
+    mates = state.mates
+    mates.decoding = 2
+    mates.take_engine("decode")
+    assert pieces(arrive(state, "a", 3)) == pieces(arrive(state, "b", 4)) == []
+    assert mates.is_chunk_due
+    assert pieces(handle(state, events.PassDue())) == [("a", 3), ("b", 4)]
+    assert not mates.is_chunk_due
+    # With a chunk in flight nothing is due, and after it only with decodes beside it.
+    mates.take_engine("prefill", "decode")
+    assert pieces(arrive(state, "c", 5)) == []
+    assert not mates.is_chunk_due
+    assert end_pass(state) == []
+    assert mates.is_chunk_due
+    mates.leave_engine()
+    assert pieces(handle(state, events.BlocksFreed())) == [("c", 5)], "the engine is free"
+
+
+def test_prompts_alone_wait_for_nobody_s_word() -> None:
+    state = mixed_state("chunked", chunk_tokens=12)
+    state.mates.take_engine("prefill")
+    assert pieces(arrive(state, "a", 3)) == [("a", 3)]
+    arrive(state, "b", 4, where=DECODE)
+    assert end_pass(state, ending=1) == [("b", 4)]
+
+
+def test_what_was_due_and_is_cancelled_is_due_no_more() -> None:
+    state = mixed_state("chunked")
+    state.mates.decoding = 1
+    state.mates.take_engine("decode")
+    arrive(state, "a", 3)
+    handle(state, events.CancelArrived(owner_of("a").request_id, 0))
+    assert not state.mates.is_chunk_due
+    assert handle(state, events.PassDue()) == []
+
+
+@pytest.mark.parametrize(("policy", "drawn"), [("prefill_first", 1), ("chunked", 0), ("orca", 0)])
+def test_decodes_next_step_finds_a_prompt_with_its_first_token_where_they_wait_for_it(
+    policy: MixedPolicy, drawn: int
+) -> None:
+    state = mixed_state(policy)
+    arrive(state, "a", 6, max_tokens=5)
+    [(tokens, coming)] = state.mates.begun()
+    assert (tokens, coming) == (6 + drawn, 5 - drawn)

@@ -129,11 +129,10 @@ def spread(values: Column) -> Spread:
 
 
 def assert_its_figures(measured: Measured, row: Row) -> None:
-    """Of time per token all but the 99th percentile."""
     metrics = measured.metrics
     assert (metrics.done, metrics.requests) == (row.requests, row.requests)
     assert spread(measured.ttft) == pytest.approx(row.ttft, rel=TOLERANCE)
-    assert spread(measured.tpot)[:3] == pytest.approx(row.tpot[:3], rel=TOLERANCE)
+    assert spread(measured.tpot) == pytest.approx(row.tpot, rel=TOLERANCE)
     assert spread(measured.end_to_end) == pytest.approx(row.end_to_end, rel=TOLERANCE)
     median, ninety, _, last = metrics.tbt_s
     assert (median, ninety, last) == pytest.approx(row.gaps, rel=TOLERANCE)
@@ -145,16 +144,11 @@ def assert_its_figures(measured: Measured, row: Row) -> None:
 def test_decodes_with_chunks_beside_them_take_as_long_as_under_its_sarathi(shared_directory: Path) -> None:
     measured = run_row(shared_directory, "vidur_34b.toml", CONVERSATIONS)
     assert_its_figures(measured, SARATHI_34B)
-    assert spread(measured.tpot)[3] == pytest.approx(SARATHI_34B.tpot[3], rel=TOLERANCE)
 
 
 def test_prompts_before_decodes_take_as_long_as_under_its_vllm(shared_directory: Path) -> None:
-    """But for TPOT's 99th percentile, which falls between the sixth and the seventh slowest request: whether
-    one more prompt comes amid the tokens of one of them moves it by 6 %."""
     measured = run_row(shared_directory, "vidur_34b_vllm.toml", CONVERSATIONS)
     assert_its_figures(measured, VLLM_34B)
-    slowest = np.sort(measured.tpot)
-    assert slowest[-8] < VLLM_34B.tpot[3] < slowest[-5]
 
 
 def test_two_stages_take_as_long_as_by_its_rules(shared_directory: Path) -> None:
@@ -194,7 +188,6 @@ def test_its_default_configuration_takes_as_long_as_there(
 ) -> None:
     measured = run_row(shared_directory, "vidur_7b.toml", FIXED, llama_attention)
     assert_its_figures(measured, SARATHI_7B)
-    assert spread(measured.tpot)[3] == pytest.approx(SARATHI_7B.tpot[3], rel=TOLERANCE)
 
 
 def test_sixteen_replicas_in_turn_take_as_long_as_there(
