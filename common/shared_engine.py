@@ -170,13 +170,15 @@ class SharedEngine:
     async def _run_passes(self) -> None:
         """Until nobody waits: who wakes the rooms is neither of them, so that both are woken in order."""
         try:
-            while self._waiting or self.mates.is_any_due:
-                # What the last pass has brought about comes in before the next one is chosen: rooms wake,
-                # and what they start for their next work asks for it.
+            while True:
+                # What the last pass has brought about comes in before the next one is chosen, or the engine
+                # is left: rooms wake, and what they start for their next work asks for it.
                 await asyncio.sleep(0)
                 await asyncio.sleep(0)
-                if chosen := self._take_next(asyncio.get_running_loop().time()):
-                    await self._run_chosen(chosen)
+                chosen = self._take_next(asyncio.get_running_loop().time())
+                if not chosen:
+                    return
+                await self._run_chosen(chosen)
         finally:
             self._is_running = False
             self.mates.leave_engine()

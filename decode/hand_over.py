@@ -27,10 +27,11 @@ from decode.sequence import KV_LOST, PREFILL_GONE, DecodeSequence, source_of
 class HandOvers:
     held: Holdings
 
-    def ask(self) -> list[PullSequence]:
-        """For the portions whose turn it is. Called after every event."""
+    def ask(self, *, is_step_due: bool) -> list[PullSequence]:
+        """For the portions whose turn it is. Called after every event. ``is_step_due``: sequences wait for
+        their next step as for one that is computed."""
         held = self.held
-        decoding = max(1, held.in_batch) if held.batches.is_computing else 0
+        decoding = max(1, held.in_batch) if held.batches.is_computing or is_step_due else 0
         return [
             self._pull(portion.owner, portion.number, portion.max_bytes)
             for portion in held.pulls.ask(decoding)

@@ -137,5 +137,5 @@ class Pulls:
 
     def _room_bytes(self, decoding: int) -> int:
         if self._left_bytes is None:
-            return self.budget.portion_bytes(len(self._steps_began_s), len(self.under_way), decoding)
+            return self.budget.portion_bytes(max(1, len(self._steps_began_s)), len(self.under_way), decoding)
         return self._left_bytes

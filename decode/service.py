@@ -6,7 +6,7 @@ before the next one, so the state needs no lock.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -234,20 +234,17 @@ class DecodeService:
         self._room_spans.begin(task.request, asyncio.get_running_loop().time())
 
     def _run_step(self, rows: tuple[events.StepRow, ...], lane: int) -> None:
-        computing: Awaitable[Computed]
-        if self.staggered is None:
-            computing = self.engine.submit("decode", step_work(rows))
-        else:
-            computing = _computed_by(self.staggered, rows, lane)
+        """By the engine that both rooms share, in which its turn is counted from now on, or its lane's."""
+        computing = None if self.staggered is not None else self.engine.submit("decode", step_work(rows))
         self.spawn(self._take_step(rows, lane, computing))
 
     async def _take_step(
-        self, rows: tuple[events.StepRow, ...], lane: int, computing: Awaitable[Computed]
+        self, rows: tuple[events.StepRow, ...], lane: int, computing: "asyncio.Future[Computed] | None"
     ) -> None:
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         try:
-            computed = await computing
+            computed = await (self._stagger(rows, lane) if computing is None else computing)
         except AttentionLost as exc:
             requests = [row.request.request_id for row in rows]
             log.error("attention_lost", extra={"requests": requests, "error": str(exc)})
@@ -265,6 +262,14 @@ class DecodeService:
             self._step_time.observe(step_features(load.sequences, load.context_tokens), elapsed_s)
         self.metrics.observe_step(len(rows), elapsed_s)
         self.handle(events.StepFinished(computed.tokens, lane))
+
+    async def _stagger(self, rows: tuple[events.StepRow, ...], lane: int) -> Computed:
+        assert self.staggered is not None, "one engine computes all steps"
+        loop = asyncio.get_running_loop()
+        started_s = loop.time()
+        ids = " ".join(row.request.request_id for row in rows) if timeline.is_on else ""
+        tokens = tuple(await self.staggered.run(lane, [as_step(row) for row in rows], ids))
+        return Computed(tokens, loop.time() - started_s, is_alone=True)
 
     def _take_portion(self, command: events.PullSequence, delivered: KVDelivered) -> None:
         owner, sequence = command.owner, self.state.sequences.get(command.owner)
@@ -312,11 +317,3 @@ class DecodeService:
 
     def _publish(self, gateway_id: GatewayId, event: GatewayEvent) -> None:
         publish_surely(self.bus, self.subjects.gateway_events(gateway_id), event, self.spawn)
-
-
-async def _computed_by(staggered: Staggered, rows: tuple[events.StepRow, ...], lane: int) -> Computed:
-    loop = asyncio.get_running_loop()
-    started_s = loop.time()
-    ids = " ".join(row.request.request_id for row in rows) if timeline.is_on else ""
-    tokens = tuple(await staggered.run(lane, [as_step(row) for row in rows], ids))
-    return Computed(tokens, loop.time() - started_s, is_alone=True)

@@ -214,7 +214,7 @@ class DecodeState:
         if len(self.batches.steps) < self.lanes:
             commands += self._start_steps(event, now)
         if self.pulls.under_way:
-            commands += self.hand_overs.ask()
+            commands += self.hand_overs.ask(is_step_due=self.mates.step_due_s is not None)
         if self.departures.is_leaving:
             commands += self.departures.seek(self.held.running())
         self._tell_mates(now)
@@ -327,8 +327,8 @@ class DecodeState:
             if self.batches.is_computing:
                 decoding = self.batches.rows
             elif mates.step_due_s is not None:
-                # About as many as in the last.
-                decoding = min(decoding, mates.decoding or decoding)
+                # The share that was in the last.
+                decoding = min(decoding, max(1, round(decoding / self.turns.steps_per_token(0))))
         mates.decoding = -(-decoding // self.lanes)
         mates.taken_slots = len(sequences) - sequences.without_blocks + sequences.swapped
         if sequences.without_blocks:

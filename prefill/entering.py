@@ -53,8 +53,8 @@ class Entering:
 
     def _growing(self, sequence: PrefillSequence) -> tuple[int, int]:
         """As decodes' next step finds it: where they wait for prompts it has its first token by then, else it
-        draws that beside them."""
-        drawn = 1 if self.mates.policy == "prefill_first" and sequence.coming_tokens else 0
+        draws that beside them, as its last."""
+        drawn = 1 if self.mates.policy == "prefill_first" and sequence.coming_tokens > 1 else 0
         return sequence.tokens + drawn, sequence.coming_tokens - drawn
 
     def try_enter(self, sequence: PrefillSequence, now: float) -> bool:

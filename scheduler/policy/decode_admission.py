@@ -4,8 +4,8 @@ Greedy takes whoever fits now, and preempts when they have grown too large. The 
 are expected to grow to, so as never to come to that: reserve-static wants the newcomer's whole KV free now,
 reserve-dynamic wants everybody's KV to fit at the moment at which the first of them is expected to end and
 gives its own back, and reserve-peak at every such moment, until the last has ended: it alone keeps what it
-promises, if lengths are as expected. Whoever would be alone is taken in if it fits at all: so nobody waits
-for ever.
+promises, if lengths are as expected and all draw as often. Whoever would be alone is taken in if it fits at
+all: so nobody waits for ever.
 """
 
 from collections.abc import Callable, Sequence

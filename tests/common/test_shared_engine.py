@@ -401,3 +401,39 @@ def test_what_a_pass_waits_is_what_its_thread_did_not_run() -> None:
     began_s = time.perf_counter()
     waits_s = asyncio.run(waited_s(compute))
     assert 0 <= waits_s <= time.perf_counter() - began_s - 0.05
+
+
+def test_what_becomes_due_amid_a_pass_or_as_its_room_is_told_is_asked_for_then() -> None:
+    """The engine is left when nobody has anything to compute, after the rooms were told."""
+
+    async def work() -> None:
+        recorder = Recorder()
+        engine = engine_of(recorder, "chunked")
+        mates, asked = engine.mates, []
+
+        def ask(phase: Phase) -> None:
+            asked.append(phase)
+            mates.step_due_s = None
+            engine.submit(phase, work_of(3, 4))
+
+        engine.ask_room = ask
+        for is_due_amid in (True, False):
+            recorder.gate.clear()
+            computed = engine.submit("prefill", work_of(1))
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert (mates.is_engine_taken, mates.under_way) == (True, ("prefill",))
+            if is_due_amid:
+                mates.step_due_s = 0.0
+            recorder.gate.set()
+            await computed
+            assert mates.under_way == ("prefill",), "nothing is chosen before the rooms have been told"
+            if not is_due_amid:
+                mates.step_due_s = 0.0
+            await recorder.tasks[-1]
+            assert not mates.is_engine_taken
+        engine.thread.close()
+        assert asked == ["decode", "decode"]
+        assert recorder.passes == [[1], [3, 4]] * 2
+
+    asyncio.run(work())

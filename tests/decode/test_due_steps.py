@@ -91,3 +91,25 @@ def test_who_waits_for_its_turn_is_not_stuck() -> None:
     state = sharing_state("r1")
     end_step(state)
     assert state.mates.stuck_since_s is None
+
+
+def test_pulls_ask_for_as_much_while_a_step_is_due_as_beside_one() -> None:
+    asked: list[list[events.PullSequence]] = []
+    for waiting_prompts in (0, 1):
+        state = sharing_state("r1")
+        state.mates.waiting_prompts = waiting_prompts
+        for name in ("p1", "p2", "p3"):
+            handle(state, events.TaskArrived(task_of(name)))
+        asked.append(kinds(end_step(state, now=1.0), events.PullSequence))
+    assert [(each.owner, each.max_bytes) for each in asked[0]] == [
+        (each.owner, each.max_bytes) for each in asked[1]
+    ]
+    assert len(asked[0]) == 1
+
+
+def test_where_steps_are_bounded_all_that_came_while_one_was_due_are_counted() -> None:
+    state = make_state(total_blocks=100, most_context=1000)
+    state.mates.take_engine("prefill")
+    for name in ("r7", "r8", "r9"):
+        stay(state, task_of(name), KEPT._replace(request_id=owner_of(name).request_id))
+    assert state.mates.decoding == 3

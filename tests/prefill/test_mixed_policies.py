@@ -235,3 +235,9 @@ def test_decodes_next_step_finds_a_prompt_with_its_first_token_where_they_wait_f
     arrive(state, "a", 6, max_tokens=5)
     [(tokens, coming)] = state.mates.begun()
     assert (tokens, coming) == (6 + drawn, 5 - drawn)
+
+
+def test_a_lone_prompt_of_one_token_that_fills_the_memory_is_taken_in() -> None:
+    state = mixed_state("prefill_first", total_blocks=2)
+    state.mates.admission = "reserve_peak"
+    assert pieces(arrive(state, "a", 8, max_tokens=1)) == [("a", 8)]
