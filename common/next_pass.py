@@ -45,7 +45,6 @@ def next_phases(desk: Desk, mates: RoomMates, choice: Choice, now: float) -> tup
         since_s = mates.step_due_s if step is None else step[1]
         if mates.is_chunk_due and (since_s is None or choice.takes_prompts(since_s, now)):
             desk.ask("prefill")
-            assert not mates.is_chunk_due, "the room was asked"
             tokens = desk.chunk_tokens()
         phases: tuple[Phase, ...] = ("prefill",)
         if tokens is None:
@@ -54,7 +53,6 @@ def next_phases(desk: Desk, mates: RoomMates, choice: Choice, now: float) -> tup
             phases = choice.choose(tokens, mates.decoding if step is None else step[0], since_s, now)
         if step is None and mates.step_due_s is not None and "decode" in phases:
             desk.ask("decode")
-            assert mates.step_due_s is None, "the room was asked"
         if desk.step() is None:
             phases = ("prefill",) if tokens is not None else ()
         if phases or not mates.is_any_due:
