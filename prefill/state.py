@@ -160,13 +160,15 @@ class PrefillState:
         commands = self._take(event, now)
         mates = self.mates
         if self.chunks.can_begin:
-            staying = sum([isinstance(each, KeepHere) for each in commands])
-            may_choose = isinstance(event, PassDue) or mates.may_choose_chunk(staying)
-            mates.is_chunk_due = self.prompts.count > 0 and not may_choose
-            if not self.prompts.count:
+            mates.is_chunk_due = False
+            if self.prompts.count:
+                staying = sum([isinstance(each, KeepHere) for each in commands])
+                if isinstance(event, PassDue) or mates.may_choose_chunk(staying):
+                    commands = [*commands, *self._start_chunk(staying, now)]
+                else:
+                    mates.is_chunk_due = True
+            else:
                 mates.want_nothing()
-            elif may_choose:
-                commands = [*commands, *self._start_chunk(staying, now)]
         mates.is_computing, mates.waiting_prompts = self.chunks.is_computing, self.prompts.count
         return commands
 
