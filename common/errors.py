@@ -215,6 +215,12 @@ class LauncherError(ServiceError):
     """A local process or an embedded server did not start or stop."""
 
 
+def reason_of(exc: Exception) -> str:
+    """What it says; without the number and the path where it is the operating system's: whoever tells of it
+    names the file."""
+    return (exc.strerror if isinstance(exc, OSError) else None) or str(exc)
+
+
 def first_reason(group: BaseExceptionGroup) -> BaseException:
     """Of what came out of a TaskGroup, the error that says what happened, not what followed from it."""
     reasons, others = group.split(LamellaError)

@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from common.errors import ConfigError, ModelError
+from common.errors import ConfigError, ModelError, reason_of
 
 ElementType = Literal["bfloat16", "float32"]
 """torch's names, of activations and KV."""
@@ -175,7 +175,7 @@ def _read_json(path: Path, *, is_required: bool) -> Mapping[str, object]:
             raise ModelError(f"{path}: missing; a transformers model directory is needed") from None
         return {}
     except (OSError, ValueError) as exc:
-        raise ModelError(f"{path}: cannot be read: {exc}") from exc
+        raise ModelError(f"{path}: cannot be read: {reason_of(exc)}") from exc
     if not isinstance(content, dict):
         raise ModelError(f"{path}: must hold a JSON object")
     return content

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from starlette.types import ASGIApp
 
-from common.errors import ConfigError, RequestError
+from common.errors import ConfigError, RequestError, reason_of
 from gateway.errors import Forbidden, Unauthorized, error_body, error_headers, status_of
 from gateway.exchange import Exchange, Receive, Scope, Send, new_exchange
 
@@ -63,7 +63,7 @@ def _read(path: Path, setting: str) -> str:
     try:
         return path.expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as exc:
-        raise ConfigError(setting, str(path), f"cannot be read ({exc})") from exc
+        raise ConfigError(setting, str(path), f"cannot be read ({reason_of(exc)})") from exc
 
 
 def check_key(exchange: Exchange, keys: Keys | None) -> None:

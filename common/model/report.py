@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from common.errors import ModelError
+from common.errors import ModelError, reason_of
 from common.spec import AttentionSpec, ElementType
 
 REPORT_VERSION = 1
@@ -92,7 +92,7 @@ def load_report(conversion: Path) -> ConversionReport:
     try:
         report = msgspec.json.decode(path.read_bytes(), type=ConversionReport)
     except (OSError, msgspec.MsgspecError) as exc:
-        raise ModelError(f"{path}: cannot be read: {exc}; delete {conversion}") from exc
+        raise ModelError(f"{path}: cannot be read: {reason_of(exc)}; delete {conversion}") from exc
     if report.version != REPORT_VERSION:
         raise ModelError(f"{path}: version {report.version}, not {REPORT_VERSION}; delete {conversion}")
     return report

@@ -28,7 +28,7 @@ from pathlib import Path
 
 import msgspec
 
-from common.errors import ServiceError
+from common.errors import ServiceError, reason_of
 from services.bench.lengths import MOST_TOKENS
 
 PREFIX_BLOCK_TOKENS = 512
@@ -111,7 +111,7 @@ def _read_rows(path: Path) -> Iterator[tuple[int, TraceRequest]]:
         with opener(path, "rt", encoding="utf-8", newline="") as lines:
             yield from _parse_lines(path, lines)
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as exc:
-        raise TraceError(path, 0, f"cannot be read: {exc}") from exc
+        raise TraceError(path, 0, f"cannot be read: {reason_of(exc)}") from exc
 
 
 def _parse_lines(path: Path, lines: Iterable[str]) -> Iterator[tuple[int, TraceRequest]]:

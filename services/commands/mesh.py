@@ -23,7 +23,8 @@ def down(state_dir: StateOption = DEFAULT_STATE_DIRECTORY) -> None:
     from services.launcher.local import down as end_mesh
 
     with messages.status("draining"):
-        end_mesh(state_dir)
+        processes = end_mesh(state_dir)
+    messages.print(f"the mesh has ended: {processes} processes", highlight=False)
 
 
 def status(

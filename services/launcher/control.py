@@ -46,7 +46,7 @@ class Drain(msgspec.Struct, frozen=True, tag="drain"):
 
 class InstanceStatus(msgspec.Struct, frozen=True):
     """``state``: starting, ready, unregistered (it was ready, and its lease ran out or the store is away),
-    restarting or stopping. Instances of other machines are always ready. ``home``: the role that
+    restarting, stopping or stopped. Instances of other machines are always ready. ``home``: the role that
     it goes back to."""
 
     id: str
@@ -56,8 +56,9 @@ class InstanceStatus(msgspec.Struct, frozen=True):
 
 
 class ProcessStatus(msgspec.Struct, frozen=True):
-    """``pid`` is None while a process that died waits to be started again. ``url``: of a service that is
-    registered, and ``private_url`` of a gateway that is."""
+    """``pid`` is None while a process that died waits to be started again. ``state``: as an instance's; a
+    server, which registers nowhere, is running or not. ``url``: of a service that is registered, and
+    ``private_url`` of a gateway that is."""
 
     id: str
     role: str

@@ -133,8 +133,9 @@ def ended_by_any_signal() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def down(directory: Path) -> None:
+def down(directory: Path) -> int:
     """Ends the mesh: its supervisor is asked and drains; what is left is killed by its recorded identity.
+    Returns how many processes there were.
 
     Also cleans up after a supervisor that was killed. Raises MeshNotRunning when there is nothing to end.
     """
@@ -159,6 +160,7 @@ def down(directory: Path) -> None:
     with ThreadPoolExecutor(len(processes)) as waiting:
         list(waiting.map(lambda process: end_process(process, STOP_GRACE_S), processes))
     state.remove_files()
+    return len(processes)
 
 
 def status(directory: Path) -> MeshStatus:

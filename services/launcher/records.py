@@ -53,13 +53,13 @@ def private_url_of(records: Mapping[str, MemberRecord]) -> str | None:
     return next(filter(None, urls), None)
 
 
-def process_status(child: Child, records: Mapping[str, MemberRecord]) -> ProcessStatus:
+def process_status(child: Child, shown: str, records: Mapping[str, MemberRecord]) -> ProcessStatus:
     record = records[child.service_id] if is_registered(child, records) else None
     return ProcessStatus(
         child.service_id,
         child.role,
         child.pid,
-        child.state,
+        shown,
         child.restarts,
         None if record is None else record.http_url,
         record.private_url if isinstance(record, ServiceRecord) else None,

@@ -221,19 +221,15 @@ class Supervisor:
         }
         for role in ROLES:
             for child in self._instances(role):
-                shown: str = child.state
-                if shown == "running":
-                    # One that was there before is not starting: it hangs, or the store is away.
-                    shown = "unregistered" if child.pid in self._registered else "starting"
-                    if is_registered(child, records):
-                        shown = "ready"
-                        self._registered.add(records[child.service_id].pid)
+                shown = self._shown(child, records)
                 record = record_of(child, records)
                 role_now, home = role if record is None else record.role, role
                 if child.service_id in instances:
                     home = instances[child.service_id].home or role
                 instances[child.service_id] = control.InstanceStatus(child.service_id, role_now, shown, home)
-        processes = [process_status(child, records) for child in self.children.values()]
+        processes = [
+            process_status(child, self._shown(child, records), records) for child in self.children.values()
+        ]
         state: control.MeshState = "ready" if self.has_launched else "starting"
         if self.is_stopping:
             state = "stopping"
@@ -251,6 +247,16 @@ class Supervisor:
             private_url=private_url_of(records),
             admin_key_file=str(self.config.gateway.admin_key_file),
         )
+
+    def _shown(self, child: Child, records: Mapping[str, MemberRecord]) -> str:
+        """Its state, as far as the store knows: a server that only runs is in no store."""
+        if child.state != "running" or child.role in SERVER_ROLES:
+            return child.state
+        if is_registered(child, records):
+            self._registered.add(records[child.service_id].pid)
+            return "ready"
+        # One that was there before is not starting: it hangs, or the store is away.
+        return "unregistered" if child.pid in self._registered else "starting"
 
     async def count_open_requests(self) -> int:
         return await count_open_requests(self.store, self._instances("gateway"))

@@ -10,7 +10,7 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-from common.errors import ConfigError, InvalidRequest
+from common.errors import ConfigError, InvalidRequest, reason_of
 from common.model.tokens import Tokenizer
 
 Prompt = str | list[dict[str, object]]
@@ -25,7 +25,7 @@ def read_prompts(file: Path, limit: int | None) -> list[Prompt]:
         data = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
         text = data.decode()
     except (OSError, EOFError, UnicodeDecodeError) as exc:
-        raise ConfigError("--prompts", str(file), f"cannot be read: {exc}") from exc
+        raise ConfigError("--prompts", str(file), f"cannot be read: {reason_of(exc)}") from exc
     name = file.name.removesuffix(".gz")
     different = {json.dumps(prompt): prompt for prompt in _parse(file, name, text)}
     prompts = list(different.values())

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import msgspec
 
-from common.errors import ConfigError
+from common.errors import ConfigError, reason_of
 from services.simulator.performance.files import PerformanceFileError
 from services.simulator.shape import PassShape, attended_tokens
 
@@ -38,7 +38,7 @@ def read_distserve(path: Path, model: str, tensor_parallel: int) -> DistServeCon
     try:
         models = msgspec.json.decode(path.read_bytes(), type=dict[str, dict[str, msgspec.Raw]])
     except (OSError, msgspec.DecodeError) as exc:
-        raise PerformanceFileError(path, "", f"cannot be read: {exc}") from exc
+        raise PerformanceFileError(path, "", f"cannot be read: {reason_of(exc)}") from exc
     if model not in models:
         known = ", ".join(sorted(models)[:NAMED_CHOICES])
         raise PerformanceFileError(path, f"key {model}", f"is missing; has {known}")

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from common.errors import ServiceError
+from common.errors import ServiceError, reason_of
 
 FloatArray = npt.NDArray[np.float64]
 GZIP_SUFFIX = ".gz"
@@ -99,7 +99,7 @@ def read_table(path: Path, columns: Sequence[str], optional: Sequence[str] = ())
         text = (gzip.decompress(content) if path.suffix == GZIP_SUFFIX else content).decode()
         lines = list(csv.reader(io.StringIO(text, newline="")))
     except (OSError, UnicodeDecodeError, EOFError, zlib.error, csv.Error) as exc:
-        raise PerformanceFileError(path, "", f"cannot be read: {exc}") from exc
+        raise PerformanceFileError(path, "", f"cannot be read: {reason_of(exc)}") from exc
     if not lines:
         raise PerformanceFileError(path, "", "is empty")
     header, *body = lines

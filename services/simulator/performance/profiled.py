@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from common.devices import DeviceSpec
-from common.errors import ConfigError
+from common.errors import ConfigError, reason_of
 from common.laws import PAIRS, TOKENS, pairs_of
 from common.performance import FittedTime
 from common.profile import LAW_TOKENS, PassTime, Profile
@@ -38,7 +38,7 @@ def read_machine_profile(path: Path) -> Profile:
     try:
         profile = msgspec.json.decode(path.read_bytes(), type=Profile)
     except OSError as exc:
-        raise PerformanceFileError(path, "", f"cannot be read: {exc}") from exc
+        raise PerformanceFileError(path, "", f"cannot be read: {reason_of(exc)}") from exc
     except msgspec.DecodeError as exc:
         rule = f"is no profile of this version's `lamella profile`, which has to be run again: {exc}"
         raise PerformanceFileError(path, "", rule) from exc

@@ -54,6 +54,9 @@ def test_a_mesh_comes_up_is_seen_scaled_and_taken_down_without_leftovers(directo
     with urllib.request.urlopen(f"{status.url}/health/ready", timeout=WAIT_S) as response:
         assert response.status == 200
     assert {process.role for process in status.processes} >= {"gateway", "scheduler", "prefill", "decode"}
+    servers = {"nats", "redis"}
+    assert {each.state for each in status.processes if each.role not in servers} == {"ready"}
+    assert {each.state for each in status.processes if each.role in servers} == {"running"}
 
     grown = scale(directory, "prefill=2", "decode=+2")
     assert ids(grown) == ONE_EACH | {"prefill-1", "decode-1", "decode-2"}
@@ -73,7 +76,7 @@ def test_a_mesh_comes_up_is_seen_scaled_and_taken_down_without_leftovers(directo
 
     processes = list(identities(directory).values())
     assert {each.service_id for each in processes} == ids(shrunk) | {"supervisor"}
-    local.down(directory)
+    assert local.down(directory) == len(processes)
     assert not any(is_alive(process) for process in processes)
     assert {path.name for path in directory.iterdir()} == {"lamella-state", "logs", "lock"}
     with pytest.raises(local.MeshNotRunning, match=r"no mesh runs in .*lamella up"):
