@@ -12,6 +12,7 @@
     │   ├── DeadlineExceeded
     │   ├── RequestCancelled
     │   ├── InstanceLost            the instance that held the sequence is gone
+    │   │   └── KVLost              or the attention worker that held its KV
     │   ├── HandoverFailed          KV did not reach the decode instance
     │   │   └── KVLinkBroken        as what was sent did not get there, though both ends answer
     │   ├── UnknownRequest          a message names a request that this service does not hold
@@ -95,6 +96,10 @@ class InstanceLost(RequestError):
     code = "instance_lost"
 
 
+class KVLost(InstanceLost):
+    code = "kv_lost"
+
+
 class HandoverFailed(RequestError):
     code = "handover_failed"
 
@@ -127,6 +132,7 @@ REQUEST_ERRORS: dict[str, type[RequestError]] = {
         DeadlineExceeded,
         RequestCancelled,
         InstanceLost,
+        KVLost,
         HandoverFailed,
         KVLinkBroken,
         UnknownRequest,

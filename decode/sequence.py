@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from math import ceil, floor
 from typing import NamedTuple
 
-from common.errors import HandoverFailed, Overloaded
+from common.errors import HandoverFailed, KVLost, Overloaded
 from common.ids import Incarnation, InstanceId, RequestId
 from common.kv.blocks import BlockOwner
 from common.length_points import outlook_of, tokens_to_come
@@ -16,7 +16,7 @@ from decode.events import StepRow
 from decode.expectations import ALL_TOLD, Expectation, Expectations, Untold
 
 ROOM = "decode"
-KV_LOST = ErrorReply(code=HandoverFailed.code, message="the attention worker that held the KV is gone")
+KV_LOST = ErrorReply(code=KVLost.code, message="the attention worker that held the KV is gone")
 PREFILL_GONE = ErrorReply(code=HandoverFailed.code, message="the prefill instance that holds the KV is gone")
 PREEMPTED = ErrorReply(code=Overloaded.code, message="preempted: the decode instance ran out of KV blocks")
 

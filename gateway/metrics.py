@@ -5,7 +5,7 @@ from typing import get_args
 
 from prometheus_client import CollectorRegistry
 
-from common.errors import HandoverFailed, InstanceLost, KVLinkBroken, NoInstanceReady, Overloaded
+from common.errors import HandoverFailed, InstanceLost, KVLinkBroken, KVLost, NoInstanceReady, Overloaded
 from common.latency import (
     DECODE_TIME,
     END_TO_END,
@@ -22,6 +22,7 @@ from common.telemetry import Instruments, LatencyHistogram, token_histogram
 
 RESUME_CAUSES = (
     InstanceLost.code,
+    KVLost.code,
     HandoverFailed.code,
     KVLinkBroken.code,
     Overloaded.code,

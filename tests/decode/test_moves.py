@@ -2,7 +2,7 @@
 
 import pytest
 
-from common.errors import HandoverFailed
+from common.errors import KVLost
 from common.ids import RequestId
 from common.lifecycle import DecodePhase
 from common.messages import SampledToken
@@ -149,7 +149,7 @@ def test_a_move_that_fails_with_its_source_sends_the_sequence_back_and_rests_the
     state, move = moving()
     handle(state, events.PoolLost(0))
     [failure] = kinds(handle(state, events.MoveFailed(R1)), PublishFailure)
-    assert (failure.failure.request_id, failure.failure.error.code) == ("r1", HandoverFailed.code)
+    assert (failure.failure.request_id, failure.failure.error.code) == ("r1", KVLost.code)
     assert failure.failure.can_continue
     assert state.blocks.quarantined_blocks == len(move.destination_blocks) + (move.tokens % 4 == 0)
     handle(state, events.MoveDrained(R1))

@@ -23,6 +23,7 @@ STATUS = {
     "overloaded": 503,
     "no_instance_ready": 503,
     "instance_lost": 503,
+    "kv_lost": 503,
     "handover_failed": 503,
     "kv_link_broken": 503,
 }

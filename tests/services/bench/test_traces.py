@@ -124,7 +124,7 @@ def test_what_is_not_text_cannot_be_read(tmp_path: Path, content: bytes) -> None
     path.write_bytes(content)
     with pytest.raises(TraceError, match="cannot be read"):
         read_trace(path)
-    with pytest.raises(TraceError, match="cannot be read: No such file or directory$") as caught:
+    with pytest.raises(TraceError, match=r"cannot be read: No such file or directory$") as caught:
         read_trace(tmp_path / "missing.csv")
     assert str(caught.value).count("missing.csv") == 1
 

@@ -45,7 +45,7 @@ def test_a_further_gateways_private_port_is_told_of() -> None:
         http_url="http://127.0.0.1:3",
         private_url="http://127.0.0.1:4",
     )
-    shown = process_status(child, {"gateway-1": record})
-    assert (shown.url, shown.private_url) == (record.http_url, record.private_url)
-    before = process_status(child, {"gateway-1": msgspec.structs.replace(record, pid=11)})
+    shown = process_status(child, "ready", {"gateway-1": record})
+    assert (shown.url, shown.private_url, shown.state) == (record.http_url, record.private_url, "ready")
+    before = process_status(child, "starting", {"gateway-1": msgspec.structs.replace(record, pid=11)})
     assert (before.url, before.private_url) == (None, None)

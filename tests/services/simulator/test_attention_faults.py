@@ -122,6 +122,7 @@ def test_sequences_of_a_worker_that_died_go_on_elsewhere(partition: str, of_host
     )
     cluster = run(simulated, *[(0.01 * number, 200, 150) for number in range(40)])
     assert cluster.gateway.continuations > 0
+    assert cluster.gateway.causes["kv_lost"] > 0
     assert (cluster.gateway.continuations < 40) == (partition == "requests")
     assert measure(cluster).done == 40
     records = cluster.records
