@@ -1,7 +1,7 @@
 """What the two rooms of an instance let each other know: they share its engine's passes and its pool.
 
 Like the pool's allocator it is one value that both states hold. Each writes what is its own after every
-event.
+event, and their engine whether it is taken.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,13 +24,13 @@ class RoomMates:
     of a pass. ``policy``: who goes first (``scheduler.policy.mixed_batching``). ``admission``: by which a
     sequence is let in that is to be decoded, on a mixed instance (``is_mixed``) with its prompt already.
 
-    ``wanted_blocks``: of the prompt whose turn it is, where there is not room for it; on a mixed instance
-    decodes give way to it. ``entry_blocks``: that have to be free for it by the ``admission``, where nobody
-    gives way. ``away``: the first sequence that waits for memory to be decoded, with ``away_blocks`` that let
-    it in, and ``away_since_s``: since when it is the first. From ``max_wait_s`` on prompts leave it those;
-    before, it leaves the prompt what that wants. So it is with slots, too, where prompts need one of
-    ``max_batch`` (``orca``): ``taken_slots`` are, by those that are decoded or about to be, and
-    ``wants_slot`` the prompt.
+    ``wanted_blocks``: of the prompt whose turn it is (``wanting``), where there is not room for it; on a
+    mixed instance decodes give way to it. ``entry_blocks``: that have to be free for it by the
+    ``admission``, where nobody gives way. ``away``: the first sequence that waits for memory to be decoded,
+    with ``away_blocks`` that let it in, and ``away_since_s``: since when it is the first. From
+    ``max_wait_s`` on prompts leave it those; before, it leaves the prompt what that wants. So it is with
+    slots, too, where prompts need one of ``max_batch`` (``orca``): ``taken_slots`` are, by those
+    that are decoded or about to be, and ``wants_slot`` the prompt.
     ``stuck_since_s``: since when all that are to be decoded here wait for memory; None: somebody gets on.
 
     ``is_computing`` and ``waiting_prompts``: what prompts are about. Where batches are ``static`` they are
@@ -52,6 +52,7 @@ class RoomMates:
     wanted_blocks: int = 0
     entry_blocks: int = 0
     wants_slot: bool = False
+    wanting: BlockOwner | None = None
     is_computing: bool = False
     waiting_prompts: int = 0
     is_decodes_turn: bool = False
@@ -118,6 +119,7 @@ class RoomMates:
         """No prompt lacks anything, as far as is known."""
         self.wanted_blocks = self.entry_blocks = 0
         self.wants_slot = False
+        self.wanting = None
 
     def owed_blocks(self, now: float) -> int:
         """That no prompt may take."""

@@ -66,18 +66,18 @@ class Entering:
         stays = mates.is_mixed and self._stays(sequence)
         if stays:
             if mates.needs_slots and self._slots <= 0:
-                mates.wants_slot = True
+                mates.wants_slot, mates.wanting = True, sequence.owner
                 return False
             wanted = self._blocks_to_enter(sequence)
             if self.blocks.free_blocks - wanted < owed and wanted > needed:
-                mates.entry_blocks = 0 if owed else wanted
+                mates.entry_blocks, mates.wanting = 0 if owed else wanted, sequence.owner
                 return False
         has_room = self.blocks.free_blocks - needed >= owed
         if has_room and self.blocks.try_allocate(sequence.owner, needed):
             self._slots -= stays
             return True
         # Who has waited so long gives way to nobody.
-        mates.wanted_blocks = 0 if owed else needed
+        mates.wanted_blocks, mates.wanting = 0 if owed else needed, sequence.owner
         return False
 
     def _blocks_to_enter(self, sequence: PrefillSequence) -> int:

@@ -159,6 +159,9 @@ class PrefillState:
         """Takes an event in and says what to do. ``now``: seconds, monotonic."""
         commands = self._take(event, now)
         mates = self.mates
+        if mates.wanting is not None and mates.wanting not in self.sequences:
+            # Its client has left, or it goes elsewhere: nobody gives way to it, even amid a chunk.
+            mates.want_nothing()
         if self.chunks.can_begin:
             mates.is_chunk_due = False
             if self.prompts.count:

@@ -1,7 +1,7 @@
 """Prompts of sequences that are to be decoded here: their blocks change rooms, and nothing is sent."""
 
 from common.errors import Overloaded
-from common.ids import Incarnation, InstanceId
+from common.ids import Incarnation, InstanceId, RequestId
 from common.kv.blocks import BlockOwner
 from common.messages import ErrorReply, Placement, PrefillTask, SampledToken
 from prefill import events
@@ -93,3 +93,20 @@ def test_a_prompt_says_what_memory_it_wants_and_leaves_what_is_owed() -> None:
     handle(state, events.ChunkFinished((TOKEN,)), now=2.0)
     handle(state, events.TaskArrived(PrefillTask(make_request("r3", 9), HERE, LIFE)), now=2.0)
     assert state.mates.wanted_blocks == 3
+
+
+def test_a_prompt_that_is_cancelled_amid_a_chunk_wants_nothing_any_more() -> None:
+    state = make_state(total_blocks=5)
+    arrive_to_stay(state, 4)
+    for number, tokens in (("r2", 12), ("r4", 9)):
+        handle(state, events.TaskArrived(PrefillTask(make_request(number, tokens), HERE, LIFE)))
+    for token in (TOKEN, None):
+        handle(state, events.ChunkFinished((token,)))
+    assert state.chunks.is_computing
+    wanted = state.mates.wanted_blocks
+    assert wanted
+    handle(state, events.TaskArrived(PrefillTask(make_request("r3", 9), HERE, LIFE)))
+    handle(state, events.CancelArrived(RequestId("r3"), 0))
+    assert state.mates.wanted_blocks == wanted, "another one's"
+    handle(state, events.CancelArrived(RequestId("r4"), 0))
+    assert (state.chunks.is_computing, state.mates.wanted_blocks) == (True, 0)
