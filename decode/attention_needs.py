@@ -16,6 +16,17 @@ ANSWER_TIMEOUT_S = 1.5
 elsewhere, within 2 s: this, ``pipeline.LONG_WAIT_S`` before it and ``attention_pools.LOOK_S`` after it."""
 
 
+def check_share(key: str, workers: int, kv_heads: int) -> None:
+    """That each worker has as many heads. Raises ConfigError."""
+    if kv_heads % workers:
+        fitting = ", ".join(str(count) for count in range(1, kv_heads + 1) if kv_heads % count == 0)
+        rule = (
+            f"must divide the model's {kv_heads} KV heads ({fitting}), or instance.attention_partition be"
+            " 'requests'"
+        )
+        raise ConfigError(key, workers, rule)
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionShare:
     """One worker's of a pool: its layout, exchange and layers, and which query and KV heads these are."""
@@ -44,14 +55,8 @@ class AttentionNeeds:
 
     def check(self) -> None:
         """Raises ConfigError where heads do not divide."""
-        kv_heads = self.layout.kv_heads
-        if self.partition == "heads" and kv_heads % self.workers:
-            fitting = ", ".join(str(count) for count in range(1, kv_heads + 1) if kv_heads % count == 0)
-            rule = (
-                f"must divide the model's {kv_heads} KV heads ({fitting}), or instance.attention_partition be"
-                " 'requests'"
-            )
-            raise ConfigError("instance.attention_workers", self.workers, rule)
+        if self.partition == "heads":
+            check_share("instance.attention_workers", self.workers, self.layout.kv_heads)
 
     @property
     def pool_workers(self) -> int:

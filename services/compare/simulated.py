@@ -33,6 +33,7 @@ from services.compare.comparison import (
     InstanceRole,
     Offer,
     bench_config,
+    check_calibration,
 )
 from services.compare.engine_times import PassCounts, counts_of_all
 from services.compare.host_costs import Counted, host_of
@@ -120,7 +121,8 @@ class Simulation:
         own = [each for each in records if each.configuration == candidate.name]
         runs = [each for each in own if each.workload in names]
         missing = sorted(set(names) - {each.workload for each in runs})
-        if missing or not names:
+        check_calibration(self.comparison)
+        if missing:
             raise ConfigError("calibration", list(names), _run_at(candidate, *missing))
         overhead = Overhead(rests=self._rests(own))
         for _ in range(SWEEPS):
@@ -326,8 +328,8 @@ class Simulation:
 
 def _run_at(candidate: Candidate, *missing: str | None) -> str:
     """The rule of keys that name workloads, and who breaks it."""
-    rule = "must name workloads that every configuration was run at"
-    return f"{rule}; {candidate.name} was not at {', '.join(map(str, missing))}" if missing else rule
+    where = ", ".join(map(str, missing))
+    return f"must name workloads that every configuration was run at; {candidate.name} was not at {where}"
 
 
 def _root(off: Callable[[float], float], most: float) -> float:

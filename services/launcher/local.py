@@ -34,6 +34,7 @@ from services.launcher.state_directory import (
     identify,
     is_alive,
     is_locked,
+    taken,
     write_private,
 )
 from services.launcher.wishes import Wishes, check_wishes
@@ -66,14 +67,18 @@ def up(
     uvloop.run(supervise(_state(directory), plan, config, on_ready, on_stop))
 
 
+def check_free(directory: Path) -> None:
+    """Raises LauncherError where a mesh runs."""
+    state = _state(directory)
+    if is_locked(state):
+        raise taken(state)
+
+
 def up_detached(directory: Path, plan: LaunchPlan, config: Config) -> MeshStatus:
     """Starts the mesh, returns when it serves, and leaves it running. Raises as ``up``."""
     check_plan(plan, config)
+    check_free(directory)
     state = _state(directory)
-    if is_locked(state):
-        raise LauncherError(
-            f"a mesh already runs in {state.path}: `lamella down` ends it, another --state-dir keeps both"
-        )
     state.create()
     write_private(state.plan_file, msgspec.json.encode(plan))
     write_private(state.config_file, to_toml(config).encode())

@@ -174,10 +174,15 @@ def locked(state: StateDirectory) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise LauncherError(
-                f"a mesh already runs in {state.path}: `lamella down` ends it, another --state-dir keeps both"
-            ) from None
+            raise taken(state) from None
         yield
+
+
+def taken(state: StateDirectory) -> LauncherError:
+    """By another supervisor."""
+    return LauncherError(
+        f"a mesh already runs in {state.path}: `lamella down` ends it, another --state-dir keeps both"
+    )
 
 
 def is_locked(state: StateDirectory) -> bool:

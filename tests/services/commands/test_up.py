@@ -7,9 +7,10 @@ import pytest
 from common.config import Config, ScalingConfig
 from common.errors import ConfigError, LauncherError
 from services.commands.options import messages
-from services.commands.up import chosen_scaling, ending, example_call, say_stage, tell_of_memory
+from services.commands.up import chosen_scaling, ending, example_call, say_stage, tell_of_memory, up
 from services.launcher import memory
 from services.launcher.launch_plan import LaunchPlan
+from services.launcher.state_directory import StateDirectory, locked
 from tests.e2e.meshes import running_mesh
 
 OFF = ScalingConfig()
@@ -54,6 +55,26 @@ def test_it_says_what_memory_there_is_not_before_anything_starts(
     else:
         with pytest.raises(LauncherError, match=r"decode \+64.* would take 65\.1 GiB"):
             tell_of_memory(plan, config)
+
+
+def test_heads_that_workers_cannot_share_out_are_refused_before_anything_starts(tmp_path: Path) -> None:
+    config = tmp_path / "lamella.toml"
+    config.write_text('[instance]\nengine = "emulated"\nattention_partition = "heads"\n')
+    state = tmp_path / "state"
+    with pytest.raises(ConfigError, match=r"^--attention = 2: must divide the model's 3 KV heads"):
+        up(state_dir=state, attention=2, config=config)
+    assert not state.exists()
+
+
+def test_a_second_mesh_is_refused_before_its_model_is_made_ready(tmp_path: Path) -> None:
+    state = StateDirectory(tmp_path / "state")
+    state.create()
+    config = tmp_path / "lamella.toml"
+    config.write_text(f'[model]\ndirectory = "{tmp_path}/none"\n')
+    with locked(state), pytest.raises(LauncherError, match="already runs"):
+        up(state_dir=state.path, config=config)
+    with pytest.raises(ConfigError, match=r"model\.directory"):
+        up(state_dir=state.path, config=config)
 
 
 def test_who_ends_it_is_told_what_it_waits_for() -> None:

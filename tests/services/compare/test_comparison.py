@@ -142,6 +142,11 @@ def test_some_of_a_comparison_are_still_of_it(two: Comparison) -> None:
         ),
         (
             "{ prefill = 1, decode = 2 }",
+            "{ prefill = 1, decode = -1 }",
+            "configuration.instances.decode = -1: of plain: must be at least 0",
+        ),
+        (
+            "{ prefill = 1, decode = 2 }",
             "{ prefill = 1, attention = 1 }",
             "configuration.instances = .*: of plain: nobody would do decode",
         ),

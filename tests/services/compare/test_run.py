@@ -56,6 +56,15 @@ def compare(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def test_what_cannot_be_simulated_is_not_run(tmp_path: Path) -> None:
+    file, output = tmp_path / "comparison.toml", tmp_path / "out"
+    file.write_text(TEXT.replace('calibration = ["lpld"]\n', ""))
+    refused = compare(str(file), "--output", str(output), "--simulate")
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("error: calibration must be named to simulate")
+    assert not output.exists()
+
+
 def test_meshes_take_turns_at_the_same_requests_and_what_was_run_is_not_run_again(tmp_path: Path) -> None:
     # Too long a path for a socket in it: a mesh's lies elsewhere.
     file, output = tmp_path / "small.toml", tmp_path / ("long" * 20)

@@ -382,7 +382,7 @@ def test_without_a_calibration_nothing_is_simulated() -> None:
     with pytest.raises(ConfigError, match=r"calibration = \['alone'\]: .*; split was not at alone"):
         SIMULATION.pairs([live(BUSY, TRUE)])
     nameless = Simulation(msgspec.structs.replace(COMPARISON, calibration=()))
-    with pytest.raises(ConfigError, match="must name workloads"):
+    with pytest.raises(ConfigError, match=r"^calibration must be named to simulate: workloads whose"):
         nameless.pairs([live(BUSY, TRUE)])
 
 
