@@ -25,8 +25,9 @@ from common.performance import CHUNK_FEATURES, STEP_FEATURES, FittedTime
 from common.scaling import DesiredCounts
 from gateway.private.wishes import WishView
 
-InstanceState = Literal["ready", "draining", "silent"]
-"""``silent``: registered, and not heard of for a lease."""
+InstanceState = Literal["ready", "draining", "no_workers", "silent"]
+"""``silent``: registered, and not heard of for a lease. ``no_workers``: it waits for the attention workers
+that are to hold its KV."""
 ROLES: tuple[Role, ...] = get_args(Role)
 TRAFFIC_WINDOWS = 2.0
 """After so many silent ones a link carries nothing."""
@@ -230,7 +231,7 @@ class MeshNews:
         if now - heard_s > self.lease_s:
             state = "silent"
         elif report is not None and report.is_draining:
-            state = "draining"
+            state = "draining" if report.largest_pool_blocks else "no_workers"
         if report is None:
             report = _nothing_yet(record)
         return InstanceView(

@@ -110,7 +110,9 @@ def _read_rows(path: Path) -> Iterator[tuple[int, TraceRequest]]:
         opener = gzip.open if is_gzip else open
         with opener(path, "rt", encoding="utf-8", newline="") as lines:
             yield from _parse_lines(path, lines)
-    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as exc:
+    except UnicodeDecodeError as exc:
+        raise TraceError(path, 0, "cannot be read: it is not UTF-8 text") from exc
+    except (OSError, EOFError, zlib.error) as exc:
         raise TraceError(path, 0, f"cannot be read: {reason_of(exc)}") from exc
 
 

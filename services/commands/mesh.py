@@ -72,6 +72,7 @@ def print_status(mesh: "MeshStatus") -> None:
         table.add_row(process.id, role, str(process.pid), state, str(process.restarts), urls)
     console.print(table)
     warn_missing(mesh)
+    _warn_of_workers(mesh)
     if mesh.plan is not None:
         print_plan(mesh.plan)
 
@@ -91,6 +92,17 @@ def warn_missing(mesh: "MeshStatus") -> None:
                 f"no instance that does {phase} is ready:",
                 f"{', '.join(states)}; requests wait or are refused, unless the store alone is away",
             )
+
+
+def _warn_of_workers(mesh: "MeshStatus") -> None:
+    """Of attention workers that are not there: who waits for them has a record all the same."""
+    away = [each for each in mesh.processes if each.role == "attention" and each.state != "ready"]
+    if mesh.state == "ready" and away:
+        _warn(
+            "not every attention worker is ready:",
+            f"{', '.join(f'{each.id} is {each.state}' for each in away)}; sequences whose KV it held go on"
+            " elsewhere, and by heads every decode instance waits for it",
+        )
 
 
 def _warn(what: str, which: str) -> None:

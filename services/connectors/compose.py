@@ -18,7 +18,7 @@ from services.connectors.programs import ProgramFailed, output_of
 from services.launcher.autoscale import FOLLOWING_LOAD
 from services.launcher.launch_plan import ROLES, SCALED_ROLES, check_counts
 from services.launcher.probes import READY_TIMEOUT_S
-from services.launcher.wishes import RoleChange, Wishes, check_phases, count_roles
+from services.launcher.wishes import RoleChange, Wishes, check_phases, count_roles, wanted_counts
 
 COMPOSE = ("docker", "compose")
 LIST_TIMEOUT_S = 60.0
@@ -61,8 +61,7 @@ class ComposeConnector:
         before = await self.containers()
         _check_not_on_gpus(before, wishes)
         present = {role: _names(before, role) for role in wishes}
-        counts = {role: wish.count(len(present[role])) for role, wish in wishes.items()}
-        check_counts(counts)
+        counts = wanted_counts(wishes, {role: len(present[role]) for role in wishes})
         staying = _roles([each for each in before if each.service not in counts])
         wanted = [role for role in ROLES for _ in range(counts.get(role, 0))]
         self._check_phases(before, [*staying, *wanted])

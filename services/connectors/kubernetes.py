@@ -16,9 +16,9 @@ from common.messages import Role
 from common.scaling import ScaledRole, ScaledService
 from services.connectors.connector import Standing
 from services.connectors.programs import output_of
-from services.launcher.launch_plan import ROLES, SCALED_ROLES, check_counts
+from services.launcher.launch_plan import ROLES, SCALED_ROLES
 from services.launcher.probes import READY_TIMEOUT_S
-from services.launcher.wishes import CountWish, RoleChange, RoleCount, Wishes, check_phases
+from services.launcher.wishes import CountWish, RoleChange, RoleCount, Wishes, check_phases, wanted_counts
 
 OF_THE_MESH = ("--selector", "app.kubernetes.io/part-of=lamella", "--output", "json")
 ROLE_LABEL = "app.kubernetes.io/component"
@@ -100,8 +100,7 @@ class KubernetesConnector:
         for role in wishes:
             if role not in replicas:
                 raise LauncherError(f"there is no Deployment {role} in the namespace {self.namespace}")
-        counts = {role: wish.count(replicas[role]) for role, wish in wishes.items()}
-        check_counts(counts, MAX_PODS)
+        counts = wanted_counts(wishes, replicas, MAX_PODS)
         if not self.is_forced:
             check_phases(_instances(replicas), _instances(replicas | counts))
         before = await self._pods()

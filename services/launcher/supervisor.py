@@ -46,7 +46,14 @@ from services.launcher.records import (
     record_of,
 )
 from services.launcher.state_directory import StateDirectory, identify, write_private
-from services.launcher.wishes import RoleChange, Wishes, check_phases, check_possible, check_wishes
+from services.launcher.wishes import (
+    RoleChange,
+    Wishes,
+    check_phases,
+    check_possible,
+    check_wishes,
+    wanted_counts,
+)
 
 log = logging.getLogger("lamella.supervisor")
 
@@ -119,8 +126,7 @@ class Supervisor:
             self._check_ready()
             records = await read_records(self.store)
             present = {role: self._present(role, records) for role in wishes}
-            counts = {role: wish.count(len(present[role])) for role, wish in wishes.items()}
-            check_counts(counts)
+            counts = wanted_counts(wishes, {role: len(present[role]) for role in wishes})
             check_possible(counts, self.plan, self.config)
             more = {role: count - len(present[role]) for role, count in counts.items()}
             warning = check_memory(more, self.config, available_memory_bytes())

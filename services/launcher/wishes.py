@@ -10,7 +10,7 @@ from common.errors import ConfigError, LauncherError
 from common.messages import Role
 from common.phases import lost_phases
 from common.scaling import ScaledRole
-from services.launcher.launch_plan import SCALED_ROLES, LaunchPlan, check_counts
+from services.launcher.launch_plan import MAX_INSTANCES, SCALED_ROLES, LaunchPlan, check_counts
 
 WISH = re.compile(rf"({'|'.join(SCALED_ROLES)})=([+-]?)([0-9]{{1,9}})")
 
@@ -57,7 +57,8 @@ def parse_wishes(items: Sequence[str]) -> dict[ScaledRole, CountWish]:
     for item in items:
         matched = WISH.fullmatch(item)
         if matched is None:
-            raise ConfigError("scale", item, f"must be ROLE=N, =+N or =-N, of {', '.join(SCALED_ROLES)}")
+            rule = f"must be ROLE=N, =+N or =-N, of at most nine digits, of {', '.join(SCALED_ROLES)}"
+            raise ConfigError("scale", item, rule)
         role = next(each for each in SCALED_ROLES if each == matched[1])
         if role in wishes:
             raise ConfigError("scale", item, f"{role} is said twice")
@@ -68,6 +69,19 @@ def parse_wishes(items: Sequence[str]) -> dict[ScaledRole, CountWish]:
 def check_wishes(wishes: Wishes) -> None:
     """Raises ConfigError for one that cannot be, however many there are."""
     check_counts({role: wish.number for role, wish in wishes.items() if not wish.is_change})
+
+
+def wanted_counts(
+    wishes: Wishes, present: Mapping[ScaledRole, int], most: int = MAX_INSTANCES
+) -> dict[ScaledRole, int]:
+    """How many there are to be where so many are there. Raises ConfigError, in the words that were asked."""
+    counts = {role: wish.count(present[role]) for role, wish in wishes.items()}
+    for role, wish in wishes.items():
+        if wish.is_change and not 0 <= counts[role] <= most:
+            rule = f"would make {present[role]} {counts[role]}: must leave 0..{most} instances"
+            raise ConfigError(role, f"{wish.number:+d}", rule)
+    check_counts(counts, most)
+    return counts
 
 
 def say_change(change: RoleChange) -> str:
@@ -112,12 +126,15 @@ def check_possible(counts: Mapping[ScaledRole, int], plan: LaunchPlan, config: C
         )
     if "attention" not in counts:
         return
+    if counts["attention"] == plan.attention:
+        return
     if not plan.attention:
         raise LauncherError("this mesh was started without attention workers: `lamella up --attention N`")
     if config.instance.attention_partition == "heads":
         raise LauncherError(
-            "each attention worker holds some KV heads of every sequence, so their number is fixed;"
-            " `lamella up --partition requests` allows any number"
+            f"attention = {counts['attention']}: each attention worker holds some KV heads of every sequence,"
+            f" so their number is fixed at {plan.attention}; `lamella up --partition requests` allows any"
+            " number"
         )
     if counts["attention"] < 1:
         raise LauncherError("attention = 0: decode needs at least one attention worker")

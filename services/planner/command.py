@@ -145,7 +145,7 @@ def chosen_of(found: "Plan", choose: int | None) -> "Sequence[PoolPlan]":
 
 def write_files(pools: "Sequence[PoolPlan]", request: "PlanRequest", directory: Path) -> None:
     """Raises ConfigError where there is nothing to make them of."""
-    from services.planner.files import notes_of, write_deployment
+    from services.planner.files import files_of_others, notes_of, write_deployment
     from services.planner.preparing import prepare
     from services.printing import output_console
 
@@ -156,6 +156,9 @@ def write_files(pools: "Sequence[PoolPlan]", request: "PlanRequest", directory: 
     console.print(
         f"written to {directory}: {', '.join(str(each.relative_to(directory)) for each in written)}"
     )
+    if others := files_of_others(pools, directory):
+        names = ", ".join(str(each.relative_to(directory)) for each in others)
+        console.print(f"note: {names} are of another deployment that was written there", highlight=False)
     for note in notes_of(pools):
         console.print(f"note: {note}", highlight=False)
 

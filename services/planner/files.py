@@ -68,6 +68,17 @@ def write_deployment(pools: Sequence[PoolPlan], conditions: Conditions, director
     return written
 
 
+def files_of_others(pools: Sequence[PoolPlan], directory: Path) -> list[Path]:
+    """Settings of roles that this deployment does not have, as an earlier one left them there: they are
+    somebody's by now."""
+    roles = {str(pool.kind.role) for pool in pools}
+    if attention_pool({pool.kind.role: pool for pool in pools}) is not None:
+        roles.add("attention")
+    names = [f"{role}.toml" for role in (*ROLES, "attention") if role not in roles]
+    paths = [folder / name for folder in (directory, directory / "kubernetes") for name in names]
+    return [path for path in paths if path.is_file()]
+
+
 def shared_settings(by_role: Mapping[Role, PoolPlan], conditions: Conditions) -> dict[str, Any]:
     """Of services that hold no KV."""
     objectives = {

@@ -141,6 +141,9 @@ def _headroom(each: PlannedDeployment) -> str:
 
 
 def summary_of(plan: Plan) -> Iterator[str]:
+    if plan.caveat is not None:
+        # First: all that follows is of so few requests.
+        yield plan.caveat
     yield verdict(plan)
     if (said := attention_verdict(plan)) is not None:
         yield said
@@ -150,7 +153,8 @@ def summary_of(plan: Plan) -> Iterator[str]:
             f"headroom is measured for the first {LOOKED_BEYOND}{also} alone, as it takes some six runs over"
             " the whole trace, each; where they are equal otherwise, others rank as if they had none"
         )
-    yield from filter(None, (plan.caveat, plan.bursts))
+    if plan.bursts is not None:
+        yield plan.bursts
     whole = len(plan.ranked) + (plan.fewest_over is not None)
     yield (
         f"{plan.configurations:,} configurations of {plan.kinds} kinds of instances: {plan.bounded} left out"

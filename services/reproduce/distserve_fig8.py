@@ -151,7 +151,7 @@ range, and OPT-13B's below it: there vLLM's prompts wait for so little that TPOT
 seven requests a second a GPU. The paper's sample must have been between both: it is not published.
 
 400 requests at such rates are over in half a minute, before a decode instance's backlog has grown: rates
-are those of a start, as in DistServe's simulator, which takes 300. Of 600 requests the ratios were 1.04
+are those of a start, as in DistServe's simulator, which takes 300. Of 600 requests the ratios were 1.00
 and 1.98.
 """
 )

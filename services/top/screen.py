@@ -17,7 +17,7 @@ KV_BAR_WIDTH = 6
 UNKNOWN = "-"
 BETWEEN = (0, 1, 0, 0)
 """Of columns, so that all fit into the 80 characters that terminals begin with."""
-STATE_STYLES = {"ready": "green", "draining": "yellow", "silent": "red"}
+STATE_STYLES = {"ready": "green", "draining": "yellow", "no_workers": "red", "silent": "red"}
 
 
 def screen(mesh: MeshView, latency: LatencyView) -> Group:

@@ -99,6 +99,13 @@ def test_one_that_drains_says_so() -> None:
     assert news.instances(1.0)[0].state == "draining"
 
 
+def test_one_whose_attention_workers_are_gone_does_not_drain() -> None:
+    news = MeshNews(LEASE_S)
+    news.take_members([record("decode-0", "decode")])
+    news.take(make_report("decode-0", "decode", is_draining=True, largest_pool_blocks=0), 1.0)
+    assert news.instances(1.0)[0].state == "no_workers"
+
+
 def test_the_report_of_an_earlier_life_says_nothing() -> None:
     news = MeshNews(LEASE_S)
     news.take_members([record("decode-0", "decode", Incarnation("i2"))])

@@ -6,7 +6,14 @@ from common.config import AttentionConfig, Config, InstanceConfig, PredictorConf
 from common.errors import ConfigError, LauncherError
 from common.scaling import ScaledRole
 from services.launcher.launch_plan import LaunchPlan
-from services.launcher.wishes import CountWish, RoleChange, check_possible, parse_wishes, say_change
+from services.launcher.wishes import (
+    CountWish,
+    RoleChange,
+    check_possible,
+    parse_wishes,
+    say_change,
+    wanted_counts,
+)
 
 
 def test_a_wish_is_a_count_or_a_change_of_it() -> None:
@@ -22,7 +29,9 @@ def test_a_wish_is_a_count_or_a_change_of_it() -> None:
     "item", ["decode", "decode=", "decode=+", "decode=1.5", "decode=+-1", "=1", "decodes=2", "decode=١"]
 )
 def test_what_is_no_wish_is_refused_with_what_would_be_one(item: str) -> None:
-    with pytest.raises(ConfigError, match=r"must be ROLE=N, =\+N or =-N, of gateway, "):
+    with pytest.raises(
+        ConfigError, match=r"must be ROLE=N, =\+N or =-N, of at most nine digits, of gateway, "
+    ):
         parse_wishes([item])
 
 
@@ -43,12 +52,32 @@ def test_a_change_is_said_in_one_line(change: RoleChange, said: str) -> None:
     assert say_change(change) == said
 
 
+def test_as_many_attention_workers_as_there_are_are_no_change() -> None:
+    for workers in (0, 2):
+        check_possible({"attention": workers}, LaunchPlan(attention=workers), Config())
+
+
+@pytest.mark.parametrize(
+    ("wish", "said"),
+    [
+        ("decode=-5", r"^decode = '-5': would make 1 -4: must leave 0\.\.64 instances"),
+        ("decode=+64", r"^decode = '\+64': would make 1 65: must leave 0\.\.64"),
+        ("decode=65", r"^decode = 65: must be 0\.\.64 instances"),
+        ("gateway=-1", "^gateway = 0: must be at least 1"),
+        ("decode=1234567890", "at most nine digits"),
+    ],
+)
+def test_a_wish_that_cannot_be_is_refused_in_the_words_it_was_made_in(wish: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        wanted_counts(parse_wishes([wish]), {"decode": 1, "gateway": 1})
+
+
 @pytest.mark.parametrize(
     ("role", "count", "plan", "config", "said"),
     [
         ("predictor", 1, LaunchPlan(), Config(), "without a length predictor"),
         ("attention", 1, LaunchPlan(), Config(), "without attention workers"),
-        ("attention", 2, LaunchPlan(attention=1), Config(), "their number is fixed"),
+        ("attention", 2, LaunchPlan(attention=1), Config(), "attention = 2: .* their number is fixed at 1"),
         (
             "attention",
             0,

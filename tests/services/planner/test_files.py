@@ -27,7 +27,14 @@ from deploy import credentials
 from services.bench.traces import TraceRequest
 from services.hosts.engines import has_remote_attention
 from services.planner.candidates import InstanceKind, PoolPlan
-from services.planner.files import ROLES, deployment_files, notes_of, toml_text, write_deployment
+from services.planner.files import (
+    ROLES,
+    deployment_files,
+    files_of_others,
+    notes_of,
+    toml_text,
+    write_deployment,
+)
 from services.planner.simulating import Conditions
 from services.simulator.attention_config import bind_message
 from services.simulator.config import load_simulated
@@ -65,6 +72,7 @@ REMOTE = InstanceKind(
 THREEFOLD = (PoolPlan(kind=PREFILL, count=3), PoolPlan(kind=REMOTE, count=2))
 APART = (PoolPlan(kind=PREFILL, count=3), PoolPlan(kind=DECODE, count=4))
 COUPLED = (PoolPlan(kind=MIXED, count=2),)
+OTHER_ROLES = ("prefill", "decode", "attention")
 
 
 @pytest.mark.parametrize("pools", [APART, COUPLED, THREEFOLD])
@@ -86,6 +94,17 @@ def test_settings_are_read_by_the_loader_that_services_use(
             continue
         free = 0.9 * pool.kind.devices * 80e9 - 2 * LLAMA3_8B.parameters
         assert 0.99 * free < config.instance.kv_bytes <= free
+
+
+def test_what_another_deployment_left_is_named_and_stays(tmp_path: Path) -> None:
+    for pools in (THREEFOLD, COUPLED):
+        assert files_of_others(pools, tmp_path) == []
+    write_deployment(THREEFOLD, CONDITIONS, tmp_path)
+    assert files_of_others(THREEFOLD, tmp_path) == []
+    write_deployment(COUPLED, CONDITIONS, tmp_path)
+    left = [str(path.relative_to(tmp_path)) for path in files_of_others(COUPLED, tmp_path)]
+    assert left == [f"{folder}{role}.toml" for folder in ("", "kubernetes/") for role in OTHER_ROLES]
+    assert (tmp_path / "decode.toml").is_file()
 
 
 def test_attention_workers_have_room_for_what_is_planned(tmp_path: Path) -> None:
