@@ -61,6 +61,8 @@ def _gguf_file() -> Path:
 
 def _convert(gguf: Path, target: Path, progress: Progress) -> None:
     os.environ["HF_HUB_OFFLINE"] = "1"
+    # One bar of transformers asks nobody but this, and fills a log with its steps.
+    os.environ["TQDM_DISABLE"] = "1"
     progress("reading the tokenizer")
     import torch
     import transformers
