@@ -78,7 +78,7 @@ def wanted_counts(
     counts = {role: wish.count(present[role]) for role, wish in wishes.items()}
     for role, wish in wishes.items():
         if wish.is_change and not 0 <= counts[role] <= most:
-            rule = f"would make {present[role]} {counts[role]}: must leave 0..{most} instances"
+            rule = f"there are {present[role]}, and must be 0..{most} instances"
             raise ConfigError(role, f"{wish.number:+d}", rule)
     check_counts(counts, most)
     return counts

@@ -94,7 +94,7 @@ def test_a_container_on_a_gpu_is_drained_unless_it_is_the_last(
 
 
 @pytest.mark.parametrize(
-    ("wish", "said"), [("decode=-3", "must leave 0..64"), ("gateway=0", "nobody else takes requests")]
+    ("wish", "said"), [("decode=-3", "must be 0..64"), ("gateway=0", "nobody else takes requests")]
 )
 def test_a_count_that_cannot_be_is_refused_and_nothing_is_done(docker: Path, wish: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):

@@ -91,7 +91,7 @@ def test_where_there_is_no_deployment_of_the_mesh_nothing_is_counted(tmp_path: P
     [
         ("mixed=1", LauncherError, "no Deployment mixed in the namespace lamella"),
         ("decode=0", LastOfPhase, "no instance would be left that does decode"),
-        ("decode=-3", ConfigError, r"must leave 0\.\.1000"),
+        ("decode=-3", ConfigError, r"must be 0\.\.1000"),
         ("scheduler=0", ConfigError, "nobody else places requests"),
     ],
 )

@@ -60,8 +60,8 @@ def test_as_many_attention_workers_as_there_are_are_no_change() -> None:
 @pytest.mark.parametrize(
     ("wish", "said"),
     [
-        ("decode=-5", r"^decode = '-5': would make 1 -4: must leave 0\.\.64 instances"),
-        ("decode=+64", r"^decode = '\+64': would make 1 65: must leave 0\.\.64"),
+        ("decode=-5", r"^decode = '-5': there are 1, and must be 0\.\.64 instances"),
+        ("decode=+64", r"^decode = '\+64': there are 1, and must be 0\.\.64"),
         ("decode=65", r"^decode = 65: must be 0\.\.64 instances"),
         ("gateway=-1", "^gateway = 0: must be at least 1"),
         ("decode=1234567890", "at most nine digits"),
