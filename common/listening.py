@@ -4,7 +4,7 @@ import errno
 import socket
 from typing import NamedTuple
 
-from common.errors import ConfigError
+from common.errors import ConfigError, reason_of
 
 BACKLOG = 2048
 OF_THE_ADDRESS = frozenset((errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EINVAL))
@@ -28,7 +28,7 @@ def bind(host: str, port: int, place: Place = SERVICE) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as exc:
         # Python appends the address, which stands before the rule.
-        reason = (exc.strerror or str(exc)).partition(" (while ")[0]
+        reason = reason_of(exc).partition(" (while ")[0]
         if exc.errno in OF_THE_ADDRESS or (exc.errno or 0) < 0:
             rule = f"must be an address of this machine, or a name of one ({reason})"
             raise ConfigError(place.host, host, rule) from exc

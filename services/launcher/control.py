@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from common.errors import LamellaError, LauncherError
+from common.errors import LamellaError, LauncherError, reason_of
 from common.messages import Role
 from common.scaling import DesiredCounts, ScaledRole
 from gateway.service_levels import ServiceLevel
@@ -172,7 +172,7 @@ async def send(path: Path, command: Command, timeout_s: float) -> MeshStatus:
     except TimeoutError as exc:
         raise LauncherError(f"the mesh's supervisor did not answer within {timeout_s} s") from exc
     except OSError as exc:
-        raise LauncherError(f"the mesh's supervisor cannot be reached ({exc.strerror or exc})") from exc
+        raise LauncherError(f"the mesh's supervisor cannot be reached ({reason_of(exc)})") from exc
     if not line:
         raise LauncherError("the mesh's supervisor ended before it answered")
     answer: Answer = msgspec.json.decode(line, type=Answer)

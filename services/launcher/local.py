@@ -30,11 +30,11 @@ from services.launcher.probes import READY_TIMEOUT_S
 from services.launcher.state_directory import (
     ProcessIdentity,
     StateDirectory,
+    already_runs,
     end_process,
     identify,
     is_alive,
     is_locked,
-    taken,
     write_private,
 )
 from services.launcher.wishes import Wishes, check_wishes
@@ -71,7 +71,7 @@ def check_free(directory: Path) -> None:
     """Raises LauncherError where a mesh runs."""
     state = _state(directory)
     if is_locked(state):
-        raise taken(state)
+        raise already_runs(state)
 
 
 def up_detached(directory: Path, plan: LaunchPlan, config: Config) -> MeshStatus:

@@ -29,7 +29,7 @@ from typing import Annotated
 
 import msgspec
 
-from common.errors import LauncherError
+from common.errors import LauncherError, reason_of
 
 MAX_SOCKET_PATH_BYTES = 100
 """The kernel's limit is 108 with the final zero."""
@@ -105,7 +105,7 @@ class StateDirectory:
             self.marker.touch(mode=0o600)
             self.logs.mkdir(exist_ok=True)
         except OSError as exc:
-            raise LauncherError(f"state directory {self.path}: {exc.strerror or exc}") from exc
+            raise LauncherError(f"state directory {self.path}: {reason_of(exc)}") from exc
 
     def make_socket_directory(self) -> None:
         """After ``remove_files``, which takes it away where it is another one. Raises LauncherError."""
@@ -113,7 +113,7 @@ class StateDirectory:
         try:
             make_private_directory(directory)
         except OSError as exc:
-            raise LauncherError(f"control socket in {directory}: {exc.strerror or exc}") from exc
+            raise LauncherError(f"control socket in {directory}: {reason_of(exc)}") from exc
 
     def remove_files(self) -> None:
         """Removes what ``up`` made, except the logs and the lock. Nothing where ``up`` never was."""
@@ -174,12 +174,12 @@ def locked(state: StateDirectory) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise taken(state) from None
+            raise already_runs(state) from None
         yield
 
 
-def taken(state: StateDirectory) -> LauncherError:
-    """By another supervisor."""
+def already_runs(state: StateDirectory) -> LauncherError:
+    """The refusal of a directory that another supervisor has."""
     return LauncherError(
         f"a mesh already runs in {state.path}: `lamella down` ends it, another --state-dir keeps both"
     )
