@@ -28,7 +28,7 @@ from services.compare.between import (
     read_between,
 )
 from services.compare.comparison import Comparison
-from services.compare.paces import LEAST_RUNS
+from services.compare.paces import LEAST_RUNS, with_looks
 from services.compare.records import RunKey, read_kept
 from services.compare.simulated import Simulation
 from services.compare.simulated_mesh import Overhead, simulated_of
@@ -190,8 +190,9 @@ def test_a_run_whose_looks_took_longer_is_slower(
     ]
     near, paces = (read_between(comparison, [SPLIT], tmp_path, some)["split"].paces for some in ([], records))
     assert near.keys() == paces.keys() == {*keys}
-    assert paces[keys[2]] > 1.05 * near[keys[2]]
-    assert all(paces[key] < near[key] for key in keys if key != keys[2])
+    # What passes near the runs took is this machine's affair: what looks make of it is reckoned without noise
+    # in tests of paces.
+    assert paces == with_looks(near, records) != near
 
 
 def test_bursts_are_told_from_slow_minutes() -> None:
