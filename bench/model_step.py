@@ -49,9 +49,9 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     runner, capacity = _load(options)
     print(f"{options.model.name} {options.dtype} weights={options.weights} threads={options.threads}")
-    for batch in (1, 4, 8, 32):
+    for batch in (1, 2, 4, 8, 16, 32):
         _report(f"decode, batch {batch}", _decode(batch, options), runner, options.rounds)
-    for tokens in (128, 256, 1024):
+    for tokens in (16, 64, 256, 1024):
         if tokens <= capacity:
             _report(
                 f"prefill, {tokens} tokens", _prefill(tokens, options), runner, max(3, options.rounds // 3)

@@ -3,15 +3,16 @@
 - ``"model"`` keeps the checkpoint's values; on a CPU they are reordered once for oneDNN where its private
   operators exist and agree with ``F.linear`` (tested at load, plain otherwise).
 - ``"bf16"``, for CPUs that multiply bf16 slowly: values rounded to bf16, products in the activations' dtype.
-  Few rows are bound by memory, so they read bf16 (with torch's operator: one row, itself rounded to bf16);
-  more are bound by arithmetic and read the same values unpacked and reordered.
-- ``"int8"`` is weight-only: one byte a weight and a scale per output row. Few rows read the bytes (torch's
-  operator rounds them to bf16); more rows read the same rounded values reordered as above.
+  Compiled kernels read bf16, torch's operator does so for one row, itself rounded to bf16; what these do not
+  compute reads the same values unpacked and reordered.
+- ``"int8"`` is weight-only: one byte a weight and a scale per output row. Compiled kernels read the bytes;
+  with torch's operator few rows do, themselves rounded to bf16, and more read the same values as above.
 - ``"w8a8"`` rounds each token's activations to a byte as well, with a scale per token, for VNNI/AMX products.
   A token's result does not depend on the tokens beside it. It costs about 1 % of error in each product.
 """
 
 import functools
+import math
 from collections.abc import Callable
 
 import torch
@@ -24,14 +25,11 @@ from common.model.precision import WeightForm
 
 Linear = Callable[[torch.Tensor], torch.Tensor]
 
-COMPILED_ROWS = 12
-"""Up to as many rows bf16 and bytes are read by compiled kernels: their time and oneDNN's are equal at 16
-(docs/benchmarks.md)."""
 PART_BYTES = 1 << 17
 """A weight is shared between cores in parts of at least as much: some 10 µs of reading."""
 INT8_ROWS = 8
-"""Up to as many rows the bytes are read directly: measured 60 against 66 ms of linears at 8 rows, 86 against
-72 at 12 (docs/benchmarks.md)."""
+"""Up to as many rows torch's operator reads the bytes: measured 60 against 66 ms of linears at 8 rows, 86
+against 72 at 12 (docs/benchmarks.md)."""
 UINT8_ZERO = 128
 SMALLEST_SCALE = 1e-8
 
@@ -71,37 +69,50 @@ def _packed_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
 
 def _bf16_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
     rounded = weight.to(torch.bfloat16)
-    many_rows = _linear_in_own_dtype(rounded.to(weight.dtype), bias)
+
+    def many_rows() -> Linear:
+        return _linear_in_own_dtype(rounded.to(weight.dtype), bias)
+
     few_rows = _compiled_rows(MULTIPLY_HALVES, rounded, None, weight.dtype)
     if few_rows is not None:
-        return _by_rows(COMPILED_ROWS, _with_bias(few_rows, bias), many_rows)
+        return _by_compiled_rows(_with_bias(few_rows, bias), many_rows)
 
     def one_row(x: torch.Tensor) -> torch.Tensor:
         product = torch.mv(rounded, x.to(torch.bfloat16).view(-1))
         return product.to(x.dtype).view(*x.shape[:-1], -1)
 
-    return _by_rows(1, _with_bias(one_row, bias), many_rows)
+    return _by_rows(1, _with_bias(one_row, bias), many_rows())
+
+
+def _by_compiled_rows(few: Linear, many: Callable[[], Linear]) -> Linear:
+    """``many`` takes a second copy of the weight, which is not made where nobody asks for it."""
+    from common.model.cpu.panels import MOST_ROWS
+
+    return few if MOST_ROWS is None else _by_rows(MOST_ROWS, few, many())
 
 
 def _compiled_rows(
     kind: int, weight: torch.Tensor, scales: torch.Tensor | None, dtype: torch.dtype
 ) -> Linear | None:
-    """By ``weight`` [out, in], read once for a few rows of ``dtype``; None where that is not compiled."""
+    """By ``weight`` [out, in] as it is, of rows of ``dtype``; None where that is not compiled."""
     kernels = compiled()
     if kernels is None or dtype is not torch.float32:
         return None
     from common.model.cpu.crew import own_crew
+    from common.model.cpu.panels import BLOCK_ROWS, panels_of
 
     outs, ins = weight.shape
-    weight_address = weight.data_ptr()
+    panels = panels_of(weight)
+    weight_address = panels.data_ptr()
     scales_address = 0 if scales is None else scales.data_ptr()
-    parts = max(2, min(MOST_PARTS, weight.nbytes // PART_BYTES))
-    held = weight, scales
+    held = panels, scales
 
     def run(x: torch.Tensor) -> torch.Tensor:
         x = x.contiguous()
         output = torch.empty(*x.shape[:-1], outs)
         rows = x.numel() // ins
+        read = panels.nbytes * math.ceil(rows / BLOCK_ROWS)
+        parts = max(2, min(MOST_PARTS, read // PART_BYTES))
         addresses = kind, weight_address, x.data_ptr(), output.data_ptr()
         own_crew(kernels).run((*addresses, outs, ins, rows, scales_address), parts, held)
         return output
@@ -113,10 +124,13 @@ def _int8_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
     rounded, row_scales = _rounded_to_bytes(weight)
     # The operator wants scales in the activations' bf16; many rows must see the very same weights.
     scales = row_scales.to(torch.bfloat16)
-    many_rows = _linear_in_own_dtype((rounded * scales.float()[:, None]).to(weight.dtype), bias)
+
+    def many_rows() -> Linear:
+        return _linear_in_own_dtype((rounded * scales.float()[:, None]).to(weight.dtype), bias)
+
     compiled_rows = _compiled_rows(MULTIPLY_BYTES, rounded, scales.float(), weight.dtype)
     if compiled_rows is not None:
-        return _by_rows(COMPILED_ROWS, _with_bias(compiled_rows, bias), many_rows)
+        return _by_compiled_rows(_with_bias(compiled_rows, bias), many_rows)
     multiply = torch.ops.aten._weight_int8pack_mm.default
 
     def few_rows(x: torch.Tensor) -> torch.Tensor:
@@ -124,7 +138,7 @@ def _int8_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
         product: torch.Tensor = multiply(rows, rounded, scales)
         return product.to(x.dtype).view(*x.shape[:-1], -1)
 
-    return _by_rows(INT8_ROWS, _with_bias(few_rows, bias), many_rows)
+    return _by_rows(INT8_ROWS, _with_bias(few_rows, bias), many_rows())
 
 
 def _w8a8_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:

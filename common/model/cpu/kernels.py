@@ -129,9 +129,9 @@ def work(job: int, worker: int) -> int:
         parts = words[PARTS]
         a = carray(word_pointer(job + 8 * ARGUMENTS), (JOB_WORDS - ARGUMENTS,))
         if a[0] == MULTIPLY_HALVES:
-            multiply_halves(a[1], a[2], a[3], a[4], a[5], a[6], part, parts)
+            multiply_halves(a[1], a[2], a[3], a[4], a[5], a[6], a[7], part, parts)
         elif a[0] == MULTIPLY_BYTES:
-            multiply_bytes(a[1], a[2], a[3], a[4], a[5], a[6], part, parts, a[7])
+            multiply_bytes(a[1], a[2], a[3], a[4], a[5], a[6], a[7], part, parts)
         elif a[0] == ATTEND_FLOATS:
             attend_floats(a, worker, part, parts)
         else:

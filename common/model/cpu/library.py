@@ -32,7 +32,16 @@ LONG = {"run_job", "help_until_idle"}
 """Others may run Python meanwhile; for the rest, giving the interpreter away would cost more than they do."""
 MATHEMATICS = ("memset", "memcpy", "memmove", "logf", "tanhf", "sqrtf", "floorf")
 """What code generation may call on its own, of the C and mathematics libraries."""
-SOURCES = ("atoms.py", "jobs.py", "paged_attention.py", "products.py", "kernels.py", "library.py")
+SOURCES = (
+    "atoms.py",
+    "blocks.py",
+    "jobs.py",
+    "kernels.py",
+    "library.py",
+    "paged_attention.py",
+    "panels.py",
+    "products.py",
+)
 SYMBOLS = "symbols.json"
 
 Kernel = Callable[..., Any]

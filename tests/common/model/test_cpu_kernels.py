@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+import llvmlite.binding as llvm
 import pytest
 import torch
 from hypothesis import given, settings
@@ -17,8 +18,9 @@ from common.kv.pool import KVPool
 from common.model import kernels
 from common.model.attention import LocalAttention
 from common.model.cpu.library import compile_kernels
+from common.model.cpu.panels import registers_here
 from common.model.interface import SequenceChunk
-from common.model.linears import COMPILED_ROWS, linear_of
+from common.model.linears import linear_of
 from common.model.precision import WeightForm
 from common.spec import AttentionSpec
 from tests.common.model.conftest import MakeTiny
@@ -130,19 +132,19 @@ def test_silu_multiply_of_two_halves(rows: int, width: int, form: torch.dtype, s
 @settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from(["bf16", "int8"]),
-    st.integers(1, COMPILED_ROWS),
+    st.integers(1, 40),
     st.integers(1, 300),
     st.integers(1, 300),
     st.booleans(),
     st.sampled_from([1, 2]),
     st.integers(0, 9),
 )
-def test_linears_of_few_rows(
+def test_linears_by_rounded_weights(
     form: WeightForm, rows: int, outs: int, ins: int, has_bias: bool, threads: int, seed: int
 ) -> None:
     """As torch multiplies many rows by the same rounded weights."""
     torch.manual_seed(seed)
-    weight, x = torch.randn(outs, ins), torch.randn(1, COMPILED_ROWS + 1, ins)
+    weight, x = torch.randn(outs, ins), torch.randn(1, 40, ins)
     bias = torch.randn(outs) if has_bias else None
     kernels.use(None)
     expected = linear_of(weight, bias, form)(x)[:, :rows]
@@ -154,6 +156,68 @@ def test_linears_of_few_rows(
     finally:
         torch.set_num_threads(before)
     torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("form", ["bf16", "int8"])
+def test_a_row_s_products_are_the_same_to_the_bit_beside_any_others(form: WeightForm) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(1, 20, 61)
+    kernels.use_compiled(CACHE)
+    linear = linear_of(torch.randn(83, 61), None, form)
+    alone = torch.cat([linear(x[:, row : row + 1]) for row in range(20)], dim=1)
+    for rows in range(1, 21):
+        assert torch.equal(linear(x[:, :rows]), alone[:, :rows])
+    assert linear(x[:, :0]).shape == (1, 0, 83)
+
+
+OTHER_REGISTERS = """
+import sys
+import torch
+from common.model.cpu import panels
+
+panels.LANES, panels.BLOCK_ROWS = map(int, sys.argv[1:])
+panels.PANEL = panels.VECTORS * panels.LANES
+from common.model.cpu.products import multiply_bytes, multiply_halves
+
+torch.manual_seed(0)
+for outs, ins, rows, parts in [(5, 7, 1, 1), (83, 61, 2, 3), (64, 40, 3, 2), (70, 9, 7, 2), (129, 20, 17, 5)]:
+    x, scales = torch.randn(rows, ins), torch.rand(outs)
+    halves, bytes_ = torch.randn(outs, ins).bfloat16(), torch.randint(-127, 128, (outs, ins)).to(torch.int8)
+    for multiply, weight, factors in ((multiply_halves, halves, None), (multiply_bytes, bytes_, scales)):
+        output, laid = torch.full((rows, outs), torch.nan), panels.panels_of(weight)
+        addresses = laid.data_ptr(), x.data_ptr(), output.data_ptr()
+        scale = 0 if factors is None else factors.data_ptr()
+        for part in range(parts):
+            multiply(*addresses, outs, ins, rows, scale, part, parts)
+        expected = x @ weight.float().T * (1.0 if factors is None else factors)
+        torch.testing.assert_close(output, expected, atol=1e-3, rtol=1e-4)
+print("same")
+"""
+
+
+@pytest.mark.parametrize(("lanes", "block_rows"), [(4, 6), (16, 8)])
+def test_products_are_the_same_by_registers_of_any_size(lanes: int, block_rows: int) -> None:
+    """This machine's have one; what is laid out for others runs here by more instructions."""
+    command = [sys.executable, "-c", OTHER_REGISTERS, str(lanes), str(block_rows)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout == "same\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("triple", "features", "registers"),
+    [
+        ("x86_64-unknown-linux-gnu", {"avx512f": True, "avx2": True}, (16, 32)),
+        ("x86_64-unknown-linux-gnu", {"avx512f": False, "avx2": True}, (8, 16)),
+        ("x86_64-unknown-linux-gnu", {}, (4, 16)),
+        ("aarch64-unknown-linux-gnu", {"neon": True}, (4, 32)),
+    ],
+)
+def test_panels_are_as_wide_as_the_processor_s_registers(
+    triple: str, features: dict[str, bool], registers: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llvm, "get_default_triple", lambda: triple)
+    monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: features)
+    assert registers_here() == registers
 
 
 @settings(max_examples=60, deadline=None)
