@@ -63,7 +63,7 @@ def _load(options: argparse.Namespace) -> tuple[ModelRunner, int]:
     device = torch.device("cpu")
     cache = Path("~/.cache/lamella").expanduser()
     if options.kernels == "auto":
-        use_compiled(cache)
+        use_compiled(cache, options.threads)
     program = load_program(options.model, options.dtype, device, cache, weights=options.weights)
     spec = program.spec
     layout = KVLayout(spec.layers, spec.kv_heads, spec.head_dim, options.block_size, dtype.itemsize)

@@ -71,9 +71,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ``directory`` None is the embedded default model; conversions go into ``cache_directory``. ``dtype`` and
     ``weights``: see ``common.model.precision`` and ``common.model.linears``. ``device``: cpu, cuda or
     cuda:N. ``context_length`` None is the model's own. ``threads`` None uses the cores that no other
-    instance of this machine uses at the time. ``kernels`` auto compiles those of few rows on a CPU
-    (``common.model.cpu``) and replays short passes as graphs on CUDA (``common.model.step_graphs``); torch
-    leaves everything to torch.
+    instance of this machine uses at the time. ``kernels`` auto compiles them on a CPU where that is
+    quicker (``common.model.cpu``) and replays short passes as graphs on CUDA
+    (``common.model.step_graphs``); torch leaves everything to torch.
     """
 
     directory: Path | None = None

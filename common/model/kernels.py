@@ -5,6 +5,7 @@ bf16 on the host, of at most ``FEW_ROWS`` rows, compute in fp32 and round once. 
 whoever never decodes needs no numba.
 """
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,12 +19,16 @@ if TYPE_CHECKING:
 FEW_ROWS = 64
 
 _compiled: "KernelLibrary | None" = None
+_most_threads = 1
 
 
-def use_compiled(cache_directory: Path) -> None:
-    """Compiles the kernels, or loads them from the cache; of the whole process."""
+def use_compiled(cache_directory: Path, threads: int | None = None) -> None:
+    """Compiles the kernels, or loads them from the cache; of the whole process. ``threads``: those that call
+    them compute on so many at most; None: on all cores of this machine."""
+    global _most_threads
     from common.model.cpu.library import load_kernels
 
+    _most_threads = len(os.sched_getaffinity(0)) if threads is None else threads
     use(load_kernels(cache_directory))
 
 
@@ -36,6 +41,11 @@ def use(library: "KernelLibrary | None") -> None:
 def compiled() -> "KernelLibrary | None":
     """None while torch computes everything."""
     return _compiled
+
+
+def most_threads() -> int:
+    """On which whoever calls compiled kernels computes."""
+    return _most_threads
 
 
 def compiled_for(x: torch.Tensor, rows: int) -> "Operators | None":

@@ -20,13 +20,14 @@ import torch.nn.functional as F
 
 from common.errors import ModelError
 from common.model.cpu.jobs import MOST_PARTS, MULTIPLY_BYTES, MULTIPLY_HALVES
-from common.model.kernels import compiled
+from common.model.kernels import compiled, most_threads
 from common.model.precision import WeightForm
 
 Linear = Callable[[torch.Tensor], torch.Tensor]
 
 PART_BYTES = 1 << 17
-"""A weight is shared between cores in parts of at least as much: some 10 µs of reading."""
+"""A product is shared between cores in parts of at least as much, read again for each block of rows: some
+10 µs."""
 INT8_ROWS = 8
 """Up to as many rows torch's operator reads the bytes: measured 60 against 66 ms of linears at 8 rows, 86
 against 72 at 12 (docs/benchmarks.md)."""
@@ -85,10 +86,13 @@ def _bf16_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
 
 
 def _by_compiled_rows(few: Linear, many: Callable[[], Linear]) -> Linear:
-    """``many`` takes a second copy of the weight, which is not made where nobody asks for it."""
-    from common.model.cpu.panels import MOST_ROWS
+    """``many`` takes a second copy of the weight. None is made where compiled kernels take all rows: where
+    they are as quick, on no more threads than a crew has."""
+    from common.model.cpu.crew import CREW
+    from common.model.cpu.panels import FEW_ROWS, TAKES_ALL
 
-    return few if MOST_ROWS is None else _by_rows(MOST_ROWS, few, many())
+    takes_all = TAKES_ALL and most_threads() <= CREW
+    return few if takes_all else _by_rows(FEW_ROWS, few, many())
 
 
 def _compiled_rows(
@@ -103,7 +107,7 @@ def _compiled_rows(
 
     outs, ins = weight.shape
     panels = panels_of(weight)
-    weight_address = panels.data_ptr()
+    size, weight_address = panels.nbytes, panels.data_ptr()
     scales_address = 0 if scales is None else scales.data_ptr()
     held = panels, scales
 
@@ -111,7 +115,7 @@ def _compiled_rows(
         x = x.contiguous()
         output = torch.empty(*x.shape[:-1], outs)
         rows = x.numel() // ins
-        read = panels.nbytes * math.ceil(rows / BLOCK_ROWS)
+        read = size * math.ceil(rows / BLOCK_ROWS)
         parts = max(2, min(MOST_PARTS, read // PART_BYTES))
         addresses = kind, weight_address, x.data_ptr(), output.data_ptr()
         own_crew(kernels).run((*addresses, outs, ins, rows, scales_address), parts, held)

@@ -46,7 +46,7 @@ def use_cores(count: int) -> None:
 def load_model_engine(config: Config, model_directory: Path, thread: EngineThread) -> Engine:
     """Weights, program, pool and a first pass that touches every kernel. Raises ModelError, ConfigError."""
     if wants_compiled(config.model):
-        use_compiled(config.model.cache_directory)
+        use_compiled(config.model.cache_directory, config.model.threads)
     program = load_on(config.model, model_directory, config.model.device)
     spec, dtype, device = program.spec, program.dtype, program.device
     layout = KVLayout(

@@ -28,20 +28,19 @@ def _pointer_to(element: Any) -> Any:
 float_pointer = _pointer_to(types.float32)
 half_pointer = _pointer_to(types.uint16)
 """bf16 as it lies in memory: the upper half of a float32."""
-byte_pointer = _pointer_to(types.int8)
 word_pointer = _pointer_to(types.int64)
 
 
 @intrinsic
 def widened(typingctx: Any, value: Any) -> Any:
-    """A bf16, int8 or float32 value as float32."""
+    """A bf16 or float32 value as float32."""
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         number = context.get_value_type(types.float32)
         if value == types.uint16:
             bits = builder.zext(arguments[0], context.get_value_type(types.uint32))
             return builder.bitcast(builder.shl(bits, bits.type(16)), number)
-        return builder.sitofp(arguments[0], number) if value == types.int8 else arguments[0]
+        return arguments[0]
 
     return types.float32(value), codegen
 
@@ -102,15 +101,19 @@ yield_core = types.ExternalFunction("sched_yield", types.int32())
 """Lets whoever else wants this core have it. Returns at once where nobody does."""
 
 
+def prefetch_at(builder: Any, place: Any) -> None:
+    """The cache line at the pointer ``place`` will be read soon."""
+    kind = ir.FunctionType(ir.VoidType(), [ir.PointerType(), *[ir.IntType(32)] * 3])
+    function = builder.module.declare_intrinsic("llvm.prefetch.p0", fnty=kind)
+    builder.call(function, [place, *(ir.IntType(32)(each) for each in (0, 3, 1))])
+
+
 @intrinsic
 def prefetch(typingctx: Any, address: Any) -> Any:
     """The cache line at ``address`` will be read soon."""
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        place = builder.inttoptr(arguments[0], ir.PointerType())
-        kind = ir.FunctionType(ir.VoidType(), [place.type, *[ir.IntType(32)] * 3])
-        function = builder.module.declare_intrinsic("llvm.prefetch.p0", fnty=kind)
-        builder.call(function, [place, *(ir.IntType(32)(each) for each in (0, 3, 1))])
+        prefetch_at(builder, builder.inttoptr(arguments[0], ir.PointerType()))
         return context.get_dummy_value()
 
     return types.void(address), codegen

@@ -1,4 +1,4 @@
-"""Products of a few rows with panels of weights, sums in registers all the while: in LLVM's own words, as a
+"""Products of some rows with panels of weights, sums in registers all the while: in LLVM's own words, as a
 compiler that vectorizes loops keeps fewer of them there.
 
 For each input the weights of a panel are read once, made float32, and multiplied by each row's value. 16
@@ -11,11 +11,12 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from common.model.cpu.atoms import prefetch_at
 from common.model.cpu.panels import LANES, PANEL, VECTORS
 
 AHEAD_BYTES = 2048
-"""Weights are asked for so long before they are read: a panel is one stream, which prefetchers alone leave
-waiting (21 against 17 ms for four rows, docs/benchmarks.md)."""
+"""Weights are asked for so many bytes before they are read: a panel is one stream, which prefetchers alone
+leave waiting (21 against 17 ms for four rows, docs/benchmarks.md)."""
 
 _BYTE, _INT, _WORD, _FLOAT = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType()
 _FLOATS, _INTS = ir.VectorType(_FLOAT, LANES), ir.VectorType(_INT, LANES)
@@ -23,13 +24,14 @@ _FUSED = ("contract",)
 
 
 def block_of(rows: int, streams: int, weight_bytes: int) -> Any:
-    """A kernel of so many rows and panels at once, ``weight_bytes`` 2 (bf16) or 1 (int8), to be called with
+    """A kernel of so many rows and panels at once, ``weight_bytes`` 2 (bf16) or 1 (int8). It is called with
 
-    - ``weight``: the first panel's address, and how many bytes ``apart`` they lie;
-    - ``x``: the address of the rows, ``ins`` float32 each;
-    - ``output``: the address of the first output in the first row, of ``outs``;
-    - ``left``: how many outputs there are from the first on, and how many ``between`` one panel's and the
-      next one's.
+    - ``weight``, the first panel's address, and ``apart``, how many bytes further each next one lies;
+    - ``x``, the rows' address, and ``ins``, how many float32 a row has;
+    - ``output``, the address of the first panel's first output in the first row, and ``outs``, how many
+      outputs a row has;
+    - ``left``, how many of them there are from that one on, and ``between``, how many outputs further each
+      next panel begins.
     """
 
     def block(
@@ -96,7 +98,7 @@ def _zeros(builder: Any, rows: int) -> list[list[Any]]:
 
 def _weights(builder: Any, panel: Any, place: Any, weight_bytes: int) -> list[Any]:
     """A panel's of one input, as ``VECTORS`` of float32."""
-    _prefetch(builder, builder.gep(panel, [builder.add(place, _WORD(AHEAD_BYTES))], source_etype=_BYTE))
+    prefetch_at(builder, builder.gep(panel, [builder.add(place, _WORD(AHEAD_BYTES))], source_etype=_BYTE))
     at = builder.gep(panel, [place], source_etype=_BYTE)
     if weight_bytes == 2:
         words = builder.load(at, typ=_INTS, align=2)
@@ -106,12 +108,6 @@ def _weights(builder: Any, panel: Any, place: Any, weight_bytes: int) -> list[An
     bytes_kind = ir.VectorType(_BYTE, LANES)
     parts = [builder.gep(at, [_WORD(LANES * number)], source_etype=_BYTE) for number in range(VECTORS)]
     return [builder.sitofp(builder.load(part, typ=bytes_kind, align=1), _FLOATS) for part in parts]
-
-
-def _prefetch(builder: Any, at: Any) -> None:
-    kind = ir.FunctionType(ir.VoidType(), [ir.PointerType(), *[_INT] * 3])
-    function = builder.module.declare_intrinsic("llvm.prefetch.p0", fnty=kind)
-    builder.call(function, [at, *(_INT(each) for each in (0, 3, 1))])
 
 
 def _everywhere(builder: Any, value: Any) -> Any:

@@ -14,6 +14,8 @@ import torch
 from common.model.cpu.jobs import ARGUMENTS, JOB_WORDS
 from common.model.cpu.library import KernelLibrary
 
+CREW = 2
+"""Who calls, and a helper."""
 PATIENCE = 500
 """Looks in vain before the helper sleeps, the later ones offering its core to others: some 100 µs, longer
 than the pause between two linears."""

@@ -13,14 +13,12 @@ import torch
 
 from common.kv.pool import KVPool
 from common.model.attention_kernels import Partial
-from common.model.cpu.crew import own_crew
+from common.model.cpu.crew import CREW, own_crew
 from common.model.cpu.jobs import ATTEND_FLOATS, ATTEND_HALVES, MOST_PARTS
 from common.model.cpu.library import KernelLibrary
 from common.model.page_plan import DecodeRow
 from common.spec import AttentionSpec
 
-COMPUTERS = 2
-"""Who may hold scratch memory at once: the thread and its helper."""
 JOBS = {torch.float32: ATTEND_FLOATS, torch.bfloat16: ATTEND_HALVES}
 """By the pool's dtype, which Q, K and V have, too."""
 
@@ -75,7 +73,7 @@ class PagedRows:
     def _fixed_for(self, spec: AttentionSpec) -> "_Fixed":
         layout = self.pool.layout
         floats = spec.heads // layout.kv_heads * (layout.block_size + 2 + layout.head_dim)
-        scratch = np.empty(COMPUTERS * floats, dtype=np.float32)
+        scratch = np.empty(CREW * floats, dtype=np.float32)
         items = len(self.rows) * layout.kv_heads
         arguments = (
             self._tables.ctypes.data,

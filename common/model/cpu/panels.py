@@ -1,6 +1,7 @@
-"""How weights lie for products of few rows: in panels, whose outputs fill some of the processor's registers.
+"""How weights lie for compiled products: in panels, whose outputs fill some of the processor's registers.
 
-A panel holds, input after input, the weights of ``PANEL`` outputs; the last ones are filled up with zeros.
+A panel holds, input after input, the weights of ``PANEL`` outputs; the last ones are filled up with zeros. Of
+processors that keep a word's lower half first, as all do that torch is built for.
 """
 
 import math
@@ -11,8 +12,10 @@ import torch.nn.functional as F
 
 VECTORS = 2
 """Of outputs, in a panel."""
-MOST_STREAMS = 4
-"""So many panels are read at once, each a part of the weight away from the next."""
+STREAMS = {1: 4, 2: 2}
+"""How many panels are read at once, each a part of the weight away from the next, for so many rows; one for
+more."""
+MOST_STREAMS = max(STREAMS.values())
 
 
 def registers_here() -> tuple[int, int]:
@@ -28,15 +31,17 @@ def registers_here() -> tuple[int, int]:
 LANES, _REGISTERS = registers_here()
 PANEL = VECTORS * LANES
 BLOCK_ROWS = 6 if _REGISTERS == 16 else 8
-"""Rows whose sums stay in registers, beside a panel's weights of one input."""
-MOST_ROWS = None if LANES == 8 else 32
-"""Up to as many rows are multiplied so. None: all, as oneDNN takes no less time for any number of them (AVX2,
-docs/benchmarks.md). Of other registers only few rows are known, by an older kernel."""
+"""Rows whose sums stay in registers, beside a panel's weights of one input. More are computed in blocks as
+even as can be: of five and more no block has as few rows as ``STREAMS`` knows."""
+FEW_ROWS = 12
+"""As many rows take no longer than by oneDNN wherever that was measured (docs/benchmarks.md)."""
+TAKES_ALL = LANES == 8
+"""Whether any number of rows does, with one thread or two (AVX2; of other registers it was not measured)."""
 
 
 def panels_of(weight: torch.Tensor) -> torch.Tensor:
-    """Of ``weight`` [outs, ins]: [panels, ins, PANEL] of what it is of. Of two bytes each, an output's lie
-    beside those of the one ``LANES`` further: as the halves of a word each comes to its register at once."""
+    """``weight`` [outs, ins] as [panels, ins, PANEL] in its dtype. Of two bytes each, an output's lie beside
+    those of the one ``LANES`` further: as the halves of a word each comes to its register at once."""
     outs, ins = weight.shape
     panels = MOST_STREAMS * math.ceil(outs / (MOST_STREAMS * PANEL))
     filled = F.pad(weight, (0, 0, 0, panels * PANEL - outs)).view(panels, VECTORS, LANES, ins)

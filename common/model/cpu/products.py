@@ -1,8 +1,9 @@
-"""Products of a few rows with weights that are read from memory once: bf16, or bytes with scales.
+"""Products of rows with weights that are read from memory once: bf16, or bytes with scales.
 
 One or two rows are bound by memory, so what counts is how it is read: several panels are computed together, a
 part of the weight apart, as prefetchers keep up with four streams where one leaves them waiting
-(docs/benchmarks.md). More rows are bound by arithmetic, and computed in blocks as even as can be.
+(docs/benchmarks.md). More rows are bound by arithmetic: panel after panel is multiplied by all of them, in
+blocks.
 """
 
 from typing import Any
@@ -11,10 +12,9 @@ from numba import carray, njit
 
 from common.model.cpu.atoms import FAST, float_pointer
 from common.model.cpu.blocks import block_of
-from common.model.cpu.panels import BLOCK_ROWS, MOST_STREAMS, PANEL
+from common.model.cpu.panels import BLOCK_ROWS, PANEL, STREAMS
 
-_STREAMS = {1: MOST_STREAMS, 2: MOST_STREAMS // 2}
-"""Panels at once, by rows. Blocks of more rows than one has are of three rows at least, and of one panel."""
+_OF_ONE, _OF_TWO = STREAMS[1], STREAMS[2]
 
 
 @njit(error_model="numpy")
@@ -26,7 +26,7 @@ def _block_by_rows(weight_bytes: int) -> Any:
     """What computes a block of some rows, each number of them by a kernel of its own."""
     found = _nothing
     for rows in range(1, BLOCK_ROWS + 1):
-        found = _block_or(rows, block_of(rows, _STREAMS.get(rows, 1), weight_bytes), found)
+        found = _block_or(rows, block_of(rows, STREAMS.get(rows, 1), weight_bytes), found)
     return found
 
 
@@ -48,8 +48,9 @@ def _product(weight_bytes: int) -> Any:
     def multiply(
         weight: int, x: int, output: int, outs: int, ins: int, rows: int, scales: int, part: int, parts: int
     ) -> None:
-        streams = MOST_STREAMS // max(1, rows) if rows <= 2 else 1
-        panels = (outs + MOST_STREAMS * PANEL - 1) // (MOST_STREAMS * PANEL) * (MOST_STREAMS // streams)
+        # Panels are those of each stream.
+        streams = _OF_ONE if rows == 1 else _OF_TWO if rows == 2 else 1
+        panels = (outs + streams * PANEL - 1) // (streams * PANEL)
         blocks = (rows + BLOCK_ROWS - 1) // BLOCK_ROWS
         panel_bytes = PANEL * ins * weight_bytes
         for panel in range(part * panels // parts, (part + 1) * panels // parts):

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from common.kv.layout import KVLayout
 from common.kv.pool import KVPool
-from common.model import kernels
+from common.model import kernels, linears
 from common.model.attention import LocalAttention
+from common.model.cpu import panels
 from common.model.cpu.library import compile_kernels
-from common.model.cpu.panels import registers_here
 from common.model.interface import SequenceChunk
-from common.model.linears import linear_of
+from common.model.linears import Linear, linear_of
 from common.model.precision import WeightForm
 from common.spec import AttentionSpec
 from tests.common.model.conftest import MakeTiny
@@ -148,7 +148,7 @@ def test_linears_by_rounded_weights(
     bias = torch.randn(outs) if has_bias else None
     kernels.use(None)
     expected = linear_of(weight, bias, form)(x)[:, :rows]
-    kernels.use_compiled(CACHE)
+    kernels.use_compiled(CACHE, threads)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -159,15 +159,45 @@ def test_linears_by_rounded_weights(
 
 
 @pytest.mark.parametrize("form", ["bf16", "int8"])
-def test_a_row_s_products_are_the_same_to_the_bit_beside_any_others(form: WeightForm) -> None:
+def test_a_row_s_products_are_the_same_to_the_bit_beside_any_others(
+    form: WeightForm, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch.manual_seed(0)
     x = torch.randn(1, 20, 61)
-    kernels.use_compiled(CACHE)
+    kernels.use_compiled(CACHE, threads=2)
+    monkeypatch.setattr(panels, "TAKES_ALL", True)
     linear = linear_of(torch.randn(83, 61), None, form)
     alone = torch.cat([linear(x[:, row : row + 1]) for row in range(20)], dim=1)
     for rows in range(1, 21):
         assert torch.equal(linear(x[:, :rows]), alone[:, :rows])
     assert linear(x[:, :0]).shape == (1, 0, 83)
+
+
+@pytest.mark.parametrize("form", ["bf16", "int8"])
+@pytest.mark.parametrize(("takes_all", "threads"), [(False, 1), (True, 3)])
+def test_many_rows_are_multiplied_on_all_threads_and_wherever_that_is_quicker_by_torch(
+    form: WeightForm, takes_all: bool, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    weight, x = torch.randn(83, 61), torch.randn(1, panels.FEW_ROWS + 1, 61)
+    by_torch: list[int] = []
+    bind = linears._linear_in_own_dtype
+
+    def counted(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        run = bind(weight, bias)
+
+        def run_counted(x: torch.Tensor) -> torch.Tensor:
+            by_torch.append(x.shape[1])
+            return run(x)
+
+        return run_counted
+
+    monkeypatch.setattr(linears, "_linear_in_own_dtype", counted)
+    monkeypatch.setattr(panels, "TAKES_ALL", takes_all)
+    kernels.use_compiled(CACHE, threads)
+    linear = linear_of(weight, None, form)
+    close(linear(x[:, :-1]), linear(x)[:, :-1], atol=1e-4)
+    assert by_torch == [panels.FEW_ROWS + 1]
 
 
 OTHER_REGISTERS = """
@@ -184,18 +214,20 @@ for outs, ins, rows, parts in [(5, 7, 1, 1), (83, 61, 2, 3), (64, 40, 3, 2), (70
     x, scales = torch.randn(rows, ins), torch.rand(outs)
     halves, bytes_ = torch.randn(outs, ins).bfloat16(), torch.randint(-127, 128, (outs, ins)).to(torch.int8)
     for multiply, weight, factors in ((multiply_halves, halves, None), (multiply_bytes, bytes_, scales)):
-        output, laid = torch.full((rows, outs), torch.nan), panels.panels_of(weight)
+        memory, laid = torch.full((rows * outs + 64,), torch.nan), panels.panels_of(weight)
+        output = memory[: rows * outs].view(rows, outs)
         addresses = laid.data_ptr(), x.data_ptr(), output.data_ptr()
         scale = 0 if factors is None else factors.data_ptr()
         for part in range(parts):
             multiply(*addresses, outs, ins, rows, scale, part, parts)
         expected = x @ weight.float().T * (1.0 if factors is None else factors)
         torch.testing.assert_close(output, expected, atol=1e-3, rtol=1e-4)
+        assert memory[rows * outs :].isnan().all()
 print("same")
 """
 
 
-@pytest.mark.parametrize(("lanes", "block_rows"), [(4, 6), (16, 8)])
+@pytest.mark.parametrize(("lanes", "block_rows"), [(4, 6), (4, 8), (16, 8)])
 def test_products_are_the_same_by_registers_of_any_size(lanes: int, block_rows: int) -> None:
     """This machine's have one; what is laid out for others runs here by more instructions."""
     command = [sys.executable, "-c", OTHER_REGISTERS, str(lanes), str(block_rows)]
@@ -217,7 +249,7 @@ def test_panels_are_as_wide_as_the_processor_s_registers(
 ) -> None:
     monkeypatch.setattr(llvm, "get_default_triple", lambda: triple)
     monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: features)
-    assert registers_here() == registers
+    assert panels.registers_here() == registers
 
 
 @settings(max_examples=60, deadline=None)

@@ -1,0 +1,60 @@
+"""How long products of fp32 rows with bf16 weights take by the compiled kernels and by oneDNN.
+
+    python bench/products.py [--threads 1] [--rounds 5]
+
+Both in turn, of one layer's shape after the other; prints medians and their ratio. oneDNN multiplies by an
+fp32 copy of the same rounded weights.
+"""
+
+import argparse
+import statistics
+import time
+from pathlib import Path
+
+import torch
+
+from common.model import kernels
+from common.model.linears import Linear, linear_of
+
+SHAPES = ((1536, 576), (2048, 2048), (4096, 4096), (2048, 8192), (4096, 14336))
+"""Outputs and inputs."""
+ROWS = (1, 4, 8, 16, 64, 256, 1024)
+MOST_PRODUCTS = 45_000_000_000
+CACHE = Path("~/.cache/lamella")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    for outs, ins in SHAPES:
+        weight = torch.randn(outs, ins)
+        kernels.use(None)
+        by_torch = linear_of(weight, None, "bf16")
+        kernels.use_compiled(CACHE, options.threads)
+        compiled = linear_of(weight, None, "bf16")
+        for rows in ROWS:
+            if rows * outs * ins > MOST_PRODUCTS:
+                continue
+            x = torch.randn(1, rows, ins)
+            times_s: list[tuple[float, float]] = [
+                (_time_s(by_torch, x), _time_s(compiled, x)) for _ in range(options.rounds)
+            ]
+            before_s, now_s = (statistics.median(each) for each in zip(*times_s, strict=True))
+            rate = 2 * rows * outs * ins / now_s / 1e9
+            print(
+                f"{outs} x {ins}, {rows} rows: oneDNN {1e3 * before_s:.2f} ms, compiled {1e3 * now_s:.2f} ms,"
+                f" ratio {now_s / before_s:.2f}, {rate:.0f} GFLOPS"
+            )
+
+
+def _time_s(linear: Linear, x: torch.Tensor) -> float:
+    started_s = time.perf_counter()
+    linear(x)
+    return time.perf_counter() - started_s
+
+
+if __name__ == "__main__":
+    main()
