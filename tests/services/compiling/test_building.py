@@ -93,7 +93,7 @@ def lamella(*arguments: str, cache: Path, **environment: str) -> subprocess.Comp
     )
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_records_are_the_same_to_the_bit_over_every_kind_of_mesh(cache: Path, tmp_path: Path) -> None:
     [tree] = (path for path in (cache / "simulator").iterdir() if path.is_dir())
     told = []
@@ -115,7 +115,7 @@ def test_records_are_the_same_to_the_bit_over_every_kind_of_mesh(cache: Path, tm
     assert len(compiled["records"]) > 15
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_the_command_uses_what_was_compiled_and_says_the_same(cache: Path, tmp_path: Path) -> None:
     mesh, trace = tmp_path / "mesh.toml", tmp_path / "trace.csv"
     linear = 'performance = { kind = "linear", prefill_s = 0.01, per_prompt_token_s = 1e-4, step_s = 0.02 }'
