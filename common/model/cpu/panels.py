@@ -36,7 +36,8 @@ even as can be: of five and more no block has as few rows as ``STREAMS`` knows."
 FEW_ROWS = 12
 """As many rows take no longer than by oneDNN wherever that was measured (docs/benchmarks.md)."""
 TAKES_ALL = LANES == 8
-"""Whether any number of rows does, with one thread or two (AVX2; of other registers it was not measured)."""
+"""Whether passes of any number of rows hardly do, with one thread or two (AVX2; of other registers it was not
+measured)."""
 
 
 def panels_of(weight: torch.Tensor) -> torch.Tensor:
