@@ -3,7 +3,8 @@
     python bench/products.py [--threads 1] [--rounds 5]
 
 Both in turn, of one layer's shape after the other; prints medians and their ratio. oneDNN multiplies by an
-fp32 copy of the same rounded weights.
+fp32 copy of the same rounded weights. The compiled kernels take all rows here, also where a model leaves many
+to oneDNN: that is how to find out whether it should.
 """
 
 import argparse
@@ -14,6 +15,7 @@ from pathlib import Path
 import torch
 
 from common.model import kernels
+from common.model.cpu import panels
 from common.model.linears import Linear, linear_of
 
 SHAPES = ((1536, 576), (2048, 2048), (4096, 4096), (2048, 8192), (4096, 14336))
@@ -29,19 +31,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    panels.TAKES_ALL = True
     for outs, ins in SHAPES:
         weight = torch.randn(outs, ins)
         kernels.use(None)
         by_torch = linear_of(weight, None, "bf16")
-        kernels.use_compiled(CACHE, options.threads)
+        kernels.use_compiled(CACHE, threads=1)
         compiled = linear_of(weight, None, "bf16")
         for rows in ROWS:
             if rows * outs * ins > MOST_PRODUCTS:
                 continue
             x = torch.randn(1, rows, ins)
-            times_s: list[tuple[float, float]] = [
-                (_time_s(by_torch, x), _time_s(compiled, x)) for _ in range(options.rounds)
-            ]
+            times_s = [(_time_s(by_torch, x), _time_s(compiled, x)) for _ in range(options.rounds)]
             before_s, now_s = (statistics.median(each) for each in zip(*times_s, strict=True))
             rate = 2 * rows * outs * ins / now_s / 1e9
             print(

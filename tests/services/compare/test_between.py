@@ -18,6 +18,7 @@ from common.profile import (
     read_profile,
     write_profile,
 )
+from services.compare import between
 from services.compare.between import (
     PARTS,
     PASSES_FILE,
@@ -172,7 +173,7 @@ def test_a_run_s_pace_is_that_of_passes_beside_another_process_too() -> None:
 
 
 def test_a_run_whose_looks_took_longer_is_slower(
-    comparison: Comparison, base: Profile, tmp_path: Path
+    comparison: Comparison, base: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys: list[RunKey] = [(number, "alone", "split") for number in range(LEAST_RUNS)]
     with passes_between(comparison, SPLIT, tmp_path) as take:
@@ -190,9 +191,13 @@ def test_a_run_whose_looks_took_longer_is_slower(
     ]
     near, paces = (read_between(comparison, [SPLIT], tmp_path, some)["split"].paces for some in ([], records))
     assert near.keys() == paces.keys() == {*keys}
-    # What passes near the runs took is this machine's affair: what looks make of it is reckoned without noise
-    # in tests of paces.
     assert paces == with_looks(near, records) != near
+
+    # What passes near the runs took is this machine's affair.
+    monkeypatch.setattr(between, "_paces", lambda parts, taken: dict.fromkeys(keys, 1.0))
+    paces = read_between(comparison, [SPLIT], tmp_path, records)["split"].paces
+    assert paces[keys[2]] > 1.05
+    assert all(paces[key] < 1 for key in keys if key != keys[2])
 
 
 def test_bursts_are_told_from_slow_minutes() -> None:
