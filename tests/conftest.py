@@ -69,6 +69,15 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     yield from _running(embedded.prepare_redis(tmp_path_factory.mktemp("redis")))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def patient_store() -> Iterator[None]:
+    """Tests look into a store that is there: a machine that does much else may be slow to answer."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("OPERATION_TIMEOUT_S", "CONNECT_TIMEOUT_S"):
+            patch.setattr(f"common.store.{name}", 20.0)
+        yield
+
+
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> "MakeTiny":
     """Makes a family's tiny model, once for all tests: capturing takes seconds."""

@@ -38,13 +38,14 @@ def test_spans_come_under_their_client_s_with_times_of_the_wall_clock() -> None:
         root.end(
             {"gen_ai.provider.name": "lamella"}, [SpanEvent("first_token", began_s + 1, {})], "overloaded"
         )
+        most_ns = (time.monotonic() - began_s) * 1e9
         spans.stop()
         prefill, gateway = receiver.wait_spans(TRACE_ID, {"gateway.request", "prefill"})
     assert (gateway.service, gateway.parent_id, gateway.is_error) == ("gateway", CLIENTS_SPAN, True)
     assert gateway.attributes == {"gen_ai.provider.name": "lamella", "error.type": "overloaded"}
     assert gateway.events == ["first_token"]
     assert abs(gateway.began_ns - began_ns) < 0.2e9
-    assert gateway.ended_ns - gateway.began_ns == pytest.approx(2e9, abs=0.5e9)
+    assert 2e9 - 1e6 < gateway.ended_ns - gateway.began_ns < most_ns + 1e6
     assert (prefill.parent_id, prefill.attributes) == (gateway.span_id, {"lamella.attempt": 1})
     assert prefill.began_ns - gateway.began_ns == pytest.approx(0.5e9, abs=0.05e9)
     assert prefill.ended_ns - prefill.began_ns == pytest.approx(0.5e9, abs=0.05e9)

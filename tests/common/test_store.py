@@ -309,7 +309,10 @@ def test_a_join_that_failed_is_made_good_by_the_next_renewal_over_an_older_incar
     run(work())
 
 
-def test_a_store_that_hangs_is_unavailable_and_usable_afterwards(tmp_path: Path) -> None:
+def test_a_store_that_hangs_is_unavailable_and_usable_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("common.store.OPERATION_TIMEOUT_S", 0.9)
     server = embedded.prepare_redis(tmp_path)
     process = embedded.start(server)
 

@@ -236,7 +236,6 @@ def test_an_instance_that_a_worker_has_no_room_for_logs_so_once_and_is_not_ready
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr("decode.attention_pools.LOOK_S", 0.01)
-    monkeypatch.setattr("decode.attention_pools.READY_TIMEOUT_S", 1.0)
 
     async def look() -> None:
         async with (
@@ -246,6 +245,7 @@ def test_an_instance_that_a_worker_has_no_room_for_logs_so_once_and_is_not_ready
             pools_of(theirs, redis_url, namespace) as first,
         ):
             await first.wait_ready()
+            monkeypatch.setattr("decode.attention_pools.READY_TIMEOUT_S", 1.0)
             async with pools_of(theirs, redis_url, namespace, "decode-1") as second:
                 with pytest.raises(AttentionUnavailable, match=r"attention\.decode_instances = 1 already"):
                     await second.wait_ready()

@@ -16,7 +16,7 @@ from tests.e2e.meshes import Mesh, running_mesh, stream_text
 
 CONFIG = """
 [mesh]
-lease_s = 5
+lease_s = 8
 [instance]
 block_size = 16
 [transfer]
@@ -31,7 +31,7 @@ BEGUN_CHUNKS = 4
 """The first token is prefill's; from the second on the KV lies with the attention workers."""
 NOTICED_S = 2.0
 """After this at most a worker that pauses amid a step is given up."""
-SCHEDULING_S = 1.5
+SCHEDULING_S = 5.0
 """What a busy machine may add."""
 WATCH_S = 30.0
 

@@ -16,8 +16,7 @@ from tests.e2e.meshes import Mesh, get_text, running_mesh
 
 CONFIG = """
 [mesh]
-heartbeat_s = 0.5
-lease_s = 1.0
+lease_s = 5
 [instance]
 block_size = 16
 attention_move_gain_tokens = 1

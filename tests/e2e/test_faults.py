@@ -13,7 +13,7 @@ import pytest
 
 from tests.e2e.meshes import Mesh, running_mesh
 
-LEASE_S = 1.0
+LEASE_S = 3.0
 CONFIG = f"""
 [mesh]
 heartbeat_s = {LEASE_S / 2}

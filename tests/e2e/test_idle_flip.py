@@ -14,6 +14,8 @@ from common.messages import ServiceRecord
 from tests.e2e.meshes import Mesh, get_text, running_mesh, stream_text
 
 CONFIG = """
+[mesh]
+lease_s = 60
 [instance]
 engine = "emulated"
 block_size = 16
@@ -33,7 +35,7 @@ loaded_share = 0.9
 """Idle is who has worked for less than 0.8 of the time, so that the flipped one has streams: they begin after
 the prompts that keep the other kind busy."""
 STREAMS = 4
-OUTPUT_TOKENS = 500
+OUTPUT_TOKENS = 700
 PROMPT_TOKENS = 400
 PROMPTS_AT_ONCE = 4
 WAIT_S = 60.0

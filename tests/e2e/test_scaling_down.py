@@ -26,8 +26,8 @@ decode_per_sequence_s = 0.002
 total_blocks = 1024
 """
 PROMPT_TOKENS = 60
-LONG_TOKENS, SHORT_TOKENS = 80, 15
-"""Eight seconds and more of decoding, and a second and a half."""
+LONG_TOKENS, SHORT_TOKENS = 120, 15
+"""Twelve seconds and more of decoding, and a second and a half."""
 LONG_STREAMS = 6
 RATE_PER_S = 3.0
 WAIT_S = 30.0

@@ -8,13 +8,13 @@ import re
 import signal
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import openai
 import pytest
 
-from common.errors import LeaderSuperseded
+from common.errors import LeaderSuperseded, StoreUnavailable
 from common.ids import InstanceId
 from common.messages import FlipProgress, FlipRole, ServiceRecord
 from common.store import Leader
@@ -29,13 +29,13 @@ decode_base_s = 0.005
 prefill_base_s = 0.01
 total_blocks = 256
 """
-FAILOVER_S = 3.0
-"""With the lease that is the default."""
+FAILOVER_S = 10.0
+"""Of which two are the lease that is the default, and the others what a busy machine may add."""
 WAIT_S = 30.0
 POLL_S = 0.02
 CLIENTS = 4
 OUTPUT_TOKENS = 40
-PROMPT, LONG_OUTPUT_TOKENS = list(range(100, 177)), 600
+PROMPT, LONG_OUTPUT_TOKENS = list(range(100, 177)), 900
 
 
 @pytest.fixture(scope="module")
@@ -83,9 +83,8 @@ def test_a_leader_that_hung_and_wakes_commands_nobody(mesh: Mesh) -> None:
                 os.kill(pid, signal.SIGCONT)
             await until_more(texts)
         assert len(set(texts)) == 1
-        epochs = await epochs_of(mesh)
-        assert epochs[after.service_id] == after.epoch
-        assert epochs[before.service_id] == 0
+        assert (await epochs_of(mesh))[after.service_id] == after.epoch
+        await until_follows(mesh, before.service_id)
         assert (await leader_of(mesh)).epoch == after.epoch
 
     asyncio.run(work())
@@ -148,6 +147,15 @@ async def load(mesh: Mesh) -> AsyncIterator[list[str]]:
         is_over.set()
 
 
+async def until_follows(mesh: Mesh, scheduler: str) -> None:
+    """Until it says itself that it does not lead."""
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            if (await epochs_of(mesh))[scheduler] == 0:
+                return
+            await asyncio.sleep(POLL_S)
+
+
 async def until_more(texts: list[str]) -> None:
     """Until as many more have been answered as clients ask."""
     wanted = len(texts) + 2 * CLIENTS
@@ -203,9 +211,11 @@ async def leader_of(mesh: Mesh, after_epoch: int = 0) -> Leader:
     """Once somebody leads with a higher epoch than that."""
     async with asyncio.timeout(WAIT_S):
         while True:
-            leader = await read_leader(mesh)
-            if leader is not None and leader.epoch > after_epoch:
-                return leader
+            # A machine that does much else may be slow to answer.
+            with suppress(StoreUnavailable):
+                leader = await read_leader(mesh)
+                if leader is not None and leader.epoch > after_epoch:
+                    return leader
             await asyncio.sleep(POLL_S)
 
 

@@ -24,7 +24,7 @@ LAYERS = 4
 OUTPUT_TOKENS = 24
 EMULATED = """
 [mesh]
-call_timeout_s = 1.0
+call_timeout_s = 5.0
 lease_s = 60.0
 [instance]
 engine = "emulated"

@@ -59,6 +59,6 @@ def gateway_config(nats_url: str, redis_url: str) -> Config:
             slow_reader_timeout_s=1.0,
             header_timeout_s=3.0,
             body_timeout_s=3.5,
-            token_timeout_s=2.5,
+            token_timeout_s=6.0,
         ),
     )

@@ -118,7 +118,7 @@ def test_more_requests_than_the_mesh_takes_are_refused_and_the_others_served(cli
     async def run() -> list[object]:
         async with openai.AsyncOpenAI(base_url=client.base_url, api_key="none", max_retries=0) as many:
             calls = [
-                many.completions.create(model="default", prompt=PROMPT, max_tokens=150, extra_body=ON)
+                many.completions.create(model="default", prompt=PROMPT, max_tokens=400, extra_body=ON)
                 for _ in range(14)
             ]
             return list(await asyncio.gather(*calls, return_exceptions=True))

@@ -18,14 +18,18 @@ from scheduler.metrics import LeaderMetrics
 from services.launcher import embedded
 from tests.common.buses import connected, run, until
 
-MESH = MeshConfig(lease_s=0.6, heartbeat_s=0.1)
+MESH = MeshConfig(lease_s=60.0, heartbeat_s=0.1)
+SHORT_LEASE_S = 1.5
+"""Where one is to end."""
 
 
 @asynccontextmanager
-async def candidate(name: str, nats_url: str, redis_url: str, namespace: str) -> AsyncIterator[Leadership]:
+async def candidate(
+    name: str, nats_url: str, redis_url: str, namespace: str, lease_s: float = MESH.lease_s
+) -> AsyncIterator[Leadership]:
     store = Store(redis_url, namespace)
     async with connected(nats_url, namespace) as bus:
-        mesh = msgspec.structs.replace(MESH, namespace=namespace)
+        mesh = msgspec.structs.replace(MESH, namespace=namespace, lease_s=lease_s)
         subjects, metrics = Subjects(namespace), LeaderMetrics(new_registry("scheduler"))
         leadership = Leadership(store, bus, subjects, name, Incarnation(f"life-{name}"), mesh, metrics)
         await leadership.start()
@@ -66,7 +70,7 @@ def test_a_leader_that_falls_silent_is_followed_and_leads_no_more_when_it_wakes(
     nats_url: str, redis_url: str, namespace: str
 ) -> None:
     async def work() -> None:
-        where = nats_url, redis_url, namespace
+        where = nats_url, redis_url, namespace, SHORT_LEASE_S
         async with candidate("b", *where) as b:
             await until(lambda: b.epoch is not None, b.bus)
             async with candidate("a", *where) as a:
@@ -95,12 +99,12 @@ def test_a_leader_that_the_bus_does_not_reach_is_followed_though_it_has_the_stor
         process = embedded.start(server)
         try:
             async with (
-                candidate("a", server.url, redis_url, namespace) as a,
+                candidate("a", server.url, redis_url, namespace, SHORT_LEASE_S) as a,
                 connected(nats_url, namespace) as bus,
             ):
                 await until(lambda: a.epoch is not None, a.bus)
                 before = a.epoch
-                async with candidate("b", nats_url, redis_url, namespace) as b:
+                async with candidate("b", nats_url, redis_url, namespace, SHORT_LEASE_S) as b:
                     embedded.stop(process)
                     await until(lambda: b.epoch is not None, bus)
                     assert before is not None
@@ -124,7 +128,7 @@ def test_without_the_store_nobody_leads_until_it_is_back_and_then_with_a_higher_
         server = embedded.prepare_redis(tmp_path)
         process = embedded.start(server)
         try:
-            async with candidate("a", nats_url, server.url, namespace) as a:
+            async with candidate("a", nats_url, server.url, namespace, SHORT_LEASE_S) as a:
                 await until(lambda: a.epoch is not None, a.bus)
                 before = a.epoch
                 embedded.stop(process)

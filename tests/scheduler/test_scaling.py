@@ -5,7 +5,6 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import pytest
 from fastapi import FastAPI
 from prometheus_client import generate_latest
 
@@ -66,7 +65,7 @@ def test_who_leads_publishes_its_plans_over_bus_store_http_and_metrics(
             await cancel_and_wait(task)
             first = heard[0]
             assert (first.epoch, first.prompt_tokens, first.output_tokens) == (7, 500.0, 40.0)
-            assert first.rate_per_s == pytest.approx(1 / WINDOW_S, rel=0.5)
+            assert 0 < first.rate_per_s <= 1 / WINDOW_S, "it came, once, in the window or what became of it"
             assert {each.service: (each.current, each.desired) for each in first.counts} == {
                 "gateway": (1, 1),
                 "prefill": (2, 2),

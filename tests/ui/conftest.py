@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Callable, Iterator
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
 from tests.ui.recorded_gateway import ADMIN_KEY, RecordedGateway, running_recorded_gateway
 from tests.ui.recorded_mesh import small_mesh
@@ -25,6 +25,9 @@ DESKTOP = (1280, 800)
 PHONE = (390, 844)
 
 OpenPage = Callable[..., Page]
+
+# Five seconds are its own limit, for which a busy machine may hold up a browser.
+expect.set_options(timeout=60_000)
 
 
 @pytest.fixture(scope="module")

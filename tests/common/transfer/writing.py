@@ -10,7 +10,7 @@ from common.transfer import Link, SharedBuffer, TransferEndpoint, TransferLimits
 from tests.common.transfer.peer_process import PeerProcess
 
 KV_BYTES = 8 << 20
-LIMITS = TransferLimits(open_timeout_s=1.0, progress_timeout_s=2, drain_timeout_s=0.5)
+LIMITS = TransferLimits(open_timeout_s=5.0, progress_timeout_s=2, drain_timeout_s=5.0)
 """Mooncake reads the progress timeout once per process, so all tests of this process use the same."""
 
 

@@ -197,8 +197,9 @@ def test_a_comparison_that_cannot_be_run_names_what_is_wrong(
     file.write_text(
         text.replace('name = "two"', 'name = "two"\ncosts = ["late"]') if after is LATE_COSTS else text
     )
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=said) as caught:
         read_comparison(file)
+    assert str(caught.value).startswith(f"{file}: ")
 
 
 def test_a_comparison_of_nothing_is_refused(two: Comparison) -> None:

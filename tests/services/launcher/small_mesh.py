@@ -21,7 +21,7 @@ from services.members import members_of
 COMMAND = (sys.executable, "-m", "tests.common.small_service")
 WAIT_S = 60.0
 DRAIN_S = 5.0
-CONFIG = Config(mesh=MeshConfig(drain_timeout_s=DRAIN_S, lease_s=1.0, heartbeat_s=0.2))
+CONFIG = Config(mesh=MeshConfig(drain_timeout_s=DRAIN_S, lease_s=5.0, heartbeat_s=0.2))
 ONE_EACH = {"gateway-0", "scheduler-0", "prefill-0", "decode-0", "nats", "redis"}
 
 
