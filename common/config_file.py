@@ -10,6 +10,7 @@ import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
@@ -109,6 +110,15 @@ def read_toml(option: str, path: Path) -> dict[str, Any]:
         raise ConfigError(option, str(path), f"is not TOML: {exc}") from exc
     except UnicodeDecodeError as exc:
         raise ConfigError(option, str(path), "is not TOML: it is not UTF-8 text") from exc
+
+
+@contextmanager
+def told_of(path: Path) -> Iterator[None]:
+    """Where one of several files may be meant: a ConfigError of what one says names the file, too."""
+    try:
+        yield
+    except ConfigError as exc:
+        raise ConfigError(f"{path}: {exc.key}", exc.value, exc.rule) from exc
 
 
 def config_from_tree(tree: Mapping[str, Any]) -> Config:

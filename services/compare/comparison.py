@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from common.config import Config
-from common.config_file import config_from_tree, read_toml
+from common.config_file import config_from_tree, read_toml, told_of
 from common.errors import ConfigError
 from common.ids import is_valid_id
 from common.latency import ServiceObjectives
@@ -110,9 +110,11 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def read_comparison(path: Path) -> Comparison:
-    """Raises ConfigError, also for settings that a mesh would refuse."""
-    comparison: Comparison = read_table("", read_toml("comparison", path), Comparison)
-    check_comparison(comparison)
+    """Raises ConfigError, which names the file, also for settings that a mesh would refuse."""
+    tree = read_toml("comparison", path)
+    with told_of(path):
+        comparison: Comparison = read_table("", tree, Comparison)
+        check_comparison(comparison)
     return comparison
 
 

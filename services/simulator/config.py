@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar, get_args
 import msgspec
 
 from common.config import Config
-from common.config_file import config_from_tree, read_toml
+from common.config_file import config_from_tree, read_toml, told_of
 from common.cost import kv_token_bytes
 from common.devices import DeviceSpec
 from common.errors import ConfigError
@@ -159,12 +159,14 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load_simulated(path: Path) -> Simulated:
-    """A whole mesh. Raises ConfigError naming key, value and rule."""
-    simulated = simulated_from_tree(read_toml("CONFIG", path), path.parent)
-    roles = [each.config.role for each in simulated.pools]
-    if missing := missing_phases(roles):
-        rule = f"leave nobody for {' and '.join(missing)}: no request would be answered"
-        raise ConfigError("pool.role", ", ".join(roles), rule)
+    """A whole mesh. Raises ConfigError naming file, key, value and rule."""
+    tree = read_toml("CONFIG", path)
+    with told_of(path):
+        simulated = simulated_from_tree(tree, path.parent)
+        roles = [each.config.role for each in simulated.pools]
+        if missing := missing_phases(roles):
+            rule = f"leave nobody for {' and '.join(missing)}: no request would be answered"
+            raise ConfigError("pool.role", ", ".join(roles), rule)
     return simulated
 
 
