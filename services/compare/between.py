@@ -13,12 +13,13 @@ from one another more than its passes do: they took 5 to 16 % longer than betwee
 """
 
 import asyncio
+import math
 import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -69,10 +70,11 @@ class TakenPart(msgspec.Struct, frozen=True, kw_only=True):
 class Between(NamedTuple):
     """Of a configuration: a profile with the times that its passes took between runs, bursts included, and
     beside one another, as a file; and how many times as long as on average passes took near each run, and in
-    it, as far as looks say."""
+    it, as far as looks say. ``wavers``: as ``wavering``."""
 
     profile: Path
     paces: Mapping[RunKey, float]
+    wavers: float | None = None
 
 
 @contextmanager
@@ -187,7 +189,8 @@ def read_between(
         contention = _contention_in(parts) or base.contention
         write_profile(path, msgspec.structs.replace(again, contention=contention))
         own = [each for each in records if each.configuration == candidate.name]
-        found[candidate.name] = Between(path, with_looks(_paces(parts, taken), own))
+        paces = _part_paces(parts, taken)
+        found[candidate.name] = Between(path, with_looks(_near(parts, paces), own), wavering(paces))
     return found
 
 
@@ -209,14 +212,26 @@ def bursts_in(parts: Sequence[TakenPart], taken: Mapping[Shared, Sequence[float]
     )
 
 
-def _paces(parts: Sequence[TakenPart], taken: Mapping[Shared, Sequence[float]]) -> dict[RunKey, float]:
-    """Of a run that was begun twice, that of the second time. Each pass is held to its own median: those that
-    are profiled by the clock, and those beside another process's by processor time."""
+def _part_paces(parts: Sequence[TakenPart], taken: Mapping[Shared, Sequence[float]]) -> list[float]:
+    """Each pass is held to its own median: those that are profiled by the clock, and those beside another
+    process's by processor time."""
     contended = _contended_ratios_in(parts)
-    paces = [
+    return [
         statistics.median([*ratios, *more])
         for ratios, more in zip(_ratios_in(parts, taken), contended, strict=True)
     ]
+
+
+def wavering(paces: Sequence[float]) -> float | None:
+    """By what share the machine's pace changes from one part to the next, by the root of the mean square:
+    so far its pace in a run is unknown. None: passes were hardly taken twice."""
+    if len(paces) < 2 * PARTS:
+        return None
+    return math.sqrt(statistics.fmean((later / earlier - 1) ** 2 for earlier, later in pairwise(paces)))
+
+
+def _near(parts: Sequence[TakenPart], paces: Sequence[float]) -> dict[RunKey, float]:
+    """Of each run, that of the parts near it. Of one that was begun twice, that of the second time."""
     found = {}
     for number, part in enumerate(parts):
         if part.before is not None:

@@ -74,7 +74,7 @@ def compare(
         others = [each for each in records if each.configuration not in names]
         between = read_between(comparison, chosen.configuration, folder, own)
         overheads, pairs = Simulation(comparison, between).pairs(own, others)
-        text = errors_table(pairs, comparison.fitted)
+        text = errors_table(pairs, comparison.fitted, between)
         (folder / "simulated.md").write_text(text)
         console.print(describe_overheads(overheads), highlight=False)
         print(text, end="")

@@ -4,8 +4,10 @@ import math
 import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from common.latency import Distribution
+from services.compare.between import Between
 from services.compare.pass_rests import Rests
 from services.compare.simulated import MOST_TOKEN_S, MOST_TURNS_SHARE, NEARLY_THE_MOST, Pair
 from services.compare.simulated_mesh import Overhead
@@ -83,10 +85,12 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return statistics.fmean(known) if known else None
 
 
-def errors_table(pairs: Sequence[Pair], fitted: Collection[str] = ()) -> str:
+def errors_table(
+    pairs: Sequence[Pair], fitted: Collection[str] = (), between: Mapping[str, Between] = MappingProxyType({})
+) -> str:
     """A row a workload of a configuration: what was live, and by how much the simulated one is off, by the
     medians of their rounds; the mean pace, where one is not 1. Then how many are near, without the workloads
-    that something was ``fitted`` to."""
+    that something was ``fitted`` to, and how far the machine itself wavered ``between`` runs."""
     is_paced = any(pair.pace != 1.0 for pair in pairs)
     pace, rule = (" pace |", " --- |") if is_paced else ("", "")
     lines = [
@@ -110,7 +114,7 @@ def errors_table(pairs: Sequence[Pair], fitted: Collection[str] = ()) -> str:
         columns.append(share if points is None else f"{share} ({_bold(f'{points:+.1f}', points, POINTS)})")
         lines.append(f"| {' | '.join(columns)} |")
     judged = [each for each in found if each.workload not in fitted]
-    return "\n".join([*lines, *_counts(judged)]) + "\n"
+    return "\n".join([*lines, *_counts(judged), *_wavering(between)]) + "\n"
 
 
 def _counts(judged: Sequence[Rounds]) -> list[str]:
@@ -131,6 +135,18 @@ def _counts(judged: Sequence[Rounds]) -> list[str]:
         "",
         f"Of {len(judged)} rows that nothing was fitted to{medians}, within {100 * RELATIVE:.0f} %:"
         f" {', '.join(near)}; within {POINTS:.0f} points: {points}.",
+    ]
+
+
+def _wavering(between: Mapping[str, Between]) -> list[str]:
+    shown = [
+        f"{100 * each.wavers:.1f} % ({name})" for name, each in between.items() if each.wavers is not None
+    ]
+    if not shown:
+        return []
+    return [
+        "",
+        f"From part to part of the passes between runs the machine's pace changed by {', '.join(shown)}.",
     ]
 
 

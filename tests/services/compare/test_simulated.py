@@ -14,6 +14,7 @@ from common.errors import ConfigError
 from common.latency import describe
 from common.model.waiting import WANTED_S
 from common.profile import profile_path, write_profile
+from services.compare.between import Between
 from services.compare.comparison import Candidate, Comparison, Offer, Settings
 from services.compare.error_table import describe_overheads, errors_table, rounds_of
 from services.compare.pass_rests import Rests
@@ -330,6 +331,10 @@ def test_a_simulation_that_is_off_says_how_far() -> None:
     assert lines[5].startswith("Of 1 rows that nothing was fitted to, within 9 %: TTFT in ")
     assert "TPOT in 0 (p50) and 0 (p95)" in lines[5]
     assert lines[5].endswith("within 2 points: 0.")
+    between = {name: Between(Path(), {}, wavers) for name, wavers in (("split", 0.083), ("few", None))}
+    assert errors_table([alone, busy], COMPARISON.fitted, between).splitlines()[7:] == [
+        "From part to part of the passes between runs the machine's pace changed by 8.3 % (split)."
+    ]
 
 
 def test_rounds_are_one_row_by_the_medians_of_their_figures() -> None:
