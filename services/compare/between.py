@@ -70,11 +70,11 @@ class TakenPart(msgspec.Struct, frozen=True, kw_only=True):
 class Between(NamedTuple):
     """Of a configuration: a profile with the times that its passes took between runs, bursts included, and
     beside one another, as a file; and how many times as long as on average passes took near each run, and in
-    it, as far as looks say. ``wavers``: as ``wavering``."""
+    it, as far as looks say. ``pace_change``: as ``pace_change_in``."""
 
     profile: Path
     paces: Mapping[RunKey, float]
-    wavers: float | None = None
+    pace_change: float | None = None
 
 
 @contextmanager
@@ -190,7 +190,8 @@ def read_between(
         write_profile(path, msgspec.structs.replace(again, contention=contention))
         own = [each for each in records if each.configuration == candidate.name]
         paces = _part_paces(parts, taken)
-        found[candidate.name] = Between(path, with_looks(_near(parts, paces), own), wavering(paces))
+        run_paces = with_looks(_run_paces(parts, paces), own)
+        found[candidate.name] = Between(path, run_paces, pace_change_in(paces))
     return found
 
 
@@ -222,22 +223,23 @@ def _part_paces(parts: Sequence[TakenPart], taken: Mapping[Shared, Sequence[floa
     ]
 
 
-def wavering(paces: Sequence[float]) -> float | None:
-    """By what share the machine's pace changes from one part to the next, by the root of the mean square:
-    so far its pace in a run is unknown. None: passes were hardly taken twice."""
-    if len(paces) < 2 * PARTS:
-        return None
-    return math.sqrt(statistics.fmean((later / earlier - 1) ** 2 for earlier, later in pairwise(paces)))
-
-
-def _near(parts: Sequence[TakenPart], paces: Sequence[float]) -> dict[RunKey, float]:
-    """Of each run, that of the parts near it. Of one that was begun twice, that of the second time."""
+def _run_paces(parts: Sequence[TakenPart], paces: Sequence[float]) -> dict[RunKey, float]:
+    """Of the parts near each run. Of one that was begun twice, those of the second time."""
     found = {}
     for number, part in enumerate(parts):
         if part.before is not None:
             near = slice(max(0, number + 1 - NEAR), number + 1 + NEAR)
             found[part.before] = statistics.median(paces[near])
     return found
+
+
+def pace_change_in(paces: Sequence[float]) -> float | None:
+    """By what share the machine's pace changes from one part to the next, by the root of the mean square:
+    so far its pace in a run is unknown. None where most passes were not taken three times: each part is held
+    to what all of them say, its own included."""
+    if len(paces) < 3 * PARTS:
+        return None
+    return math.sqrt(statistics.fmean((later / earlier - 1) ** 2 for earlier, later in pairwise(paces)))
 
 
 def _contended_ratios_in(parts: Sequence[TakenPart]) -> list[list[float]]:

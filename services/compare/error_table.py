@@ -90,7 +90,7 @@ def errors_table(
 ) -> str:
     """A row a workload of a configuration: what was live, and by how much the simulated one is off, by the
     medians of their rounds; the mean pace, where one is not 1. Then how many are near, without the workloads
-    that something was ``fitted`` to, and how far the machine itself wavered ``between`` runs."""
+    that something was ``fitted`` to, and how far the machine's own pace changed ``between`` runs."""
     is_paced = any(pair.pace != 1.0 for pair in pairs)
     pace, rule = (" pace |", " --- |") if is_paced else ("", "")
     lines = [
@@ -114,7 +114,7 @@ def errors_table(
         columns.append(share if points is None else f"{share} ({_bold(f'{points:+.1f}', points, POINTS)})")
         lines.append(f"| {' | '.join(columns)} |")
     judged = [each for each in found if each.workload not in fitted]
-    return "\n".join([*lines, *_counts(judged), *_wavering(between)]) + "\n"
+    return "\n".join([*lines, *_counts(judged), *_pace_changes(between)]) + "\n"
 
 
 def _counts(judged: Sequence[Rounds]) -> list[str]:
@@ -138,9 +138,11 @@ def _counts(judged: Sequence[Rounds]) -> list[str]:
     ]
 
 
-def _wavering(between: Mapping[str, Between]) -> list[str]:
+def _pace_changes(between: Mapping[str, Between]) -> list[str]:
     shown = [
-        f"{100 * each.wavers:.1f} % ({name})" for name, each in between.items() if each.wavers is not None
+        f"{100 * each.pace_change:.1f} % ({name})"
+        for name, each in between.items()
+        if each.pace_change is not None
     ]
     if not shown:
         return []

@@ -71,6 +71,7 @@ def simulate(
     """Simulate a mesh under a trace or drawn requests, with the decisions that run live."""
     from rich.progress import Progress
 
+    from common.config_file import told_of
     from services.bench.arrivals import POISSON_BURSTINESS
     from services.bench.config import parse_objectives
     from services.simulator.config import load_simulated
@@ -98,12 +99,13 @@ def simulate(
         raise ConfigError("--rate", None, "is needed: the requests have lengths alone, no arrivals")
     runs: list[Run] = []
     with Progress(console=messages, transient=True) as bar:
-        for name, one in zip(names, simulated, strict=True):
+        for path, name, one in zip(files, names, simulated, strict=True):
             task = bar.add_task(name, total=len(rows.requests))
             drawn = (arrivals or "poisson", seed, trace_scale, burstiness or POISSON_BURSTINESS)
             load = Load(offered_of(rows, rate, *drawn), max_tokens, retries)
             shown = partial(_show_progress, bar, task, name)
-            cluster = run(one, load, shown, output.recorded, seed, has_operators=operators)
+            with told_of(path):
+                cluster = run(one, load, shown, output.recorded, seed, has_operators=operators)
             runs.append(Run(name, measure(cluster, objectives)))
             output.take(name, cluster)
     show(runs, has_operators=operators)

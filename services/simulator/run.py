@@ -103,7 +103,7 @@ def simulate(
     """The mesh after the last request. ``progress`` is told how many have come by what virtual time;
     ``timeline`` keeps what everyone did; ``seed``: of what befalls the mesh; ``watch`` is shown the mesh as
     often as some requests have come, and ends the run by what it raises; ``has_operators``: what each took is
-    counted. Raises SimulationError."""
+    counted. Raises SimulationError, or ConfigError for a mesh in which requests would wait for ever."""
     cluster = make_cluster(
         simulated,
         is_exact=load.max_tokens is None,

@@ -87,7 +87,7 @@ class Mesh:
         return [each for each in map(json.loads, lines) if each["event"] == event]
 
     async def members(self) -> list[MemberRecord]:
-        """A machine that does much else may be slow to answer: what gives it up soon is asked again."""
+        """As soon as the store answers, which may be starting again."""
         async with asyncio.timeout(STORE_TIMEOUT_S):
             while True:
                 with suppress(StoreUnavailable):

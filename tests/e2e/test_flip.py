@@ -51,7 +51,7 @@ def test_running_streams_move_when_their_instance_is_flipped_and_nothing_is_comp
     assert texts == undisturbed
     assert flip is not None
     assert (flip.left, flip.moved) == (0, STREAMS // 2)
-    there_s = flip.switch_s
+    took_s: dict[Role, list[float]] = {"prefill": [flip.switch_s]}
     assert roles(mesh)["decode-1"] == "prefill"
     prompt_tokens = sum(len(prompt_of(seed)) for seed in range(STREAMS))
     assert asyncio.run(counts(mesh)) == (before[0] + prompt_tokens, before[1])
@@ -60,10 +60,14 @@ def test_running_streams_move_when_their_instance_is_flipped_and_nothing_is_comp
     texts, flip = asyncio.run(run(mesh, "decode-1", "decode"))
     assert texts == undisturbed
     assert flip is not None
-    assert min(there_s, flip.switch_s) <= SWITCH_S, "the machine may hold one of them up"
+    took_s["decode"] = [flip.switch_s]
     assert roles(mesh)["decode-1"] == "decode"
     assert asyncio.run(counts(mesh)) == (before[0] + 2 * prompt_tokens, before[1])
     assert asyncio.run(mesh.left_over()) == {}
+    # A busy machine may hold one of them up.
+    for role, taken in took_s.items():
+        idle = asyncio.run(flip_instance(mesh.settings, "decode-1", role, force=False))
+        assert min(*taken, idle.switch_s) <= SWITCH_S
 
 
 def test_the_command_says_how_it_went_or_why_not(mesh: Mesh) -> None:

@@ -24,6 +24,7 @@ from tests.gateway.processes import send
 KEY = "a user's key"
 CHUNK_TOKENS, PROMPT_TOKENS, OUTPUT_TOKENS = 64, 200, 40
 STEP_S = 0.02
+CHUNK_S = 0.02
 WRITTEN_WITHIN_S = 20.0
 CONFIG = f"""
 [gateway]
@@ -34,7 +35,7 @@ block_size = 16
 chunk_tokens = {CHUNK_TOKENS}
 [emulation]
 decode_base_s = {STEP_S}
-prefill_base_s = 0.02
+prefill_base_s = {CHUNK_S}
 total_blocks = 256
 """
 
@@ -93,6 +94,7 @@ def test_a_timeline_has_every_chunk_the_transfer_and_every_step(mesh: Mesh) -> N
     assert (stay["instance"], len(stay["step_ends_s"])) == (decode, OUTPUT_TOKENS - 1)
     assert stay["step_ends_s"] == sorted(stay["step_ends_s"])
     assert all(earlier["end_s"] <= later["end_s"] for earlier, later in pairwise(chunks))
+    assert all(span["end_s"] - span["begin_s"] > 0.9 * CHUNK_S for span in chunks)
     took_s = timeline["request"]["age_s"]
     assert all(0 <= span["begin_s"] <= span["end_s"] <= took_s + 0.01 for span in spans)
 

@@ -23,12 +23,12 @@ from services.compare.between import (
     PARTS,
     PASSES_FILE,
     TakenPart,
-    _near,
     _part_paces,
+    _run_paces,
     bursts_in,
+    pace_change_in,
     passes_between,
     read_between,
-    wavering,
 )
 from services.compare.comparison import Comparison
 from services.compare.paces import LEAST_RUNS, with_looks
@@ -151,7 +151,7 @@ def test_a_run_s_pace_is_that_of_the_parts_near_it_and_not_of_a_burst() -> None:
 
     def paces(parts: list[TakenPart]) -> dict[RunKey, float]:
         times = {(((0, 64),), 0, 0): [0.9, 1.0, 1.1], ((), 4, 128): [2.0]}
-        return _near(parts, _part_paces(parts, times))
+        return _run_paces(parts, _part_paces(parts, times))
 
     # What was taken beside another process is as long as alone, at the machine's pace.
     seen = [part(1.0, None), part(1.1, RUN), part(9.0, AGAIN), part(1.3, None)]
@@ -178,15 +178,15 @@ def test_a_run_s_pace_is_that_of_passes_beside_another_process_too() -> None:
     slow = [part(1.0, 1.05), part(1.0, 1.05, RUN), part(1.0, 1.05), part(1.0, 1.05)]
     times: dict[Shared, list[float]] = {(((0, 64),), 0, 0): [1.0]}
     for parts, pace in (([*usual, *slow], 1.05), ([*usual, part(1.02, 1.0, RUN)], 1.0)):
-        assert _near(parts, _part_paces(parts, times)) == {RUN: pytest.approx(pace)}
+        assert _run_paces(parts, _part_paces(parts, times)) == {RUN: pytest.approx(pace)}
 
 
-def test_how_far_the_machine_s_pace_changes_from_part_to_part_is_told_where_passes_were_taken_twice() -> None:
-    steady, wavers = [1.0] * (2 * PARTS), [1.0, 1.25] * PARTS
-    assert wavering(steady) == 0.0
-    # Up by a quarter seven times, down by a fifth six times.
-    assert wavering(wavers) == pytest.approx(((7 * 0.25**2 + 6 * 0.2**2) / 13) ** 0.5)
-    assert wavering(steady[1:]) is None
+def test_how_far_the_machine_s_pace_changes_is_told_where_passes_were_taken_three_times() -> None:
+    steady, wavers = [1.0] * (3 * PARTS), [1.0, 1.25] * (2 * PARTS)
+    assert pace_change_in(steady) == 0.0
+    # Up by a quarter fourteen times, down by a fifth thirteen times.
+    assert pace_change_in(wavers) == pytest.approx(((14 * 0.25**2 + 13 * 0.2**2) / 27) ** 0.5)
+    assert pace_change_in(steady[1:]) is None
 
 
 def test_a_run_whose_looks_took_longer_is_slower(

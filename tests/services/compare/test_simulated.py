@@ -331,7 +331,7 @@ def test_a_simulation_that_is_off_says_how_far() -> None:
     assert lines[5].startswith("Of 1 rows that nothing was fitted to, within 9 %: TTFT in ")
     assert "TPOT in 0 (p50) and 0 (p95)" in lines[5]
     assert lines[5].endswith("within 2 points: 0.")
-    between = {name: Between(Path(), {}, wavers) for name, wavers in (("split", 0.083), ("few", None))}
+    between = {name: Between(Path(), {}, change) for name, change in (("split", 0.083), ("few", None))}
     assert errors_table([alone, busy], COMPARISON.fitted, between).splitlines()[7:] == [
         "From part to part of the passes between runs the machine's pace changed by 8.3 % (split)."
     ]

@@ -137,6 +137,20 @@ def test_a_configuration_that_cannot_be_is_told_before_any_runs(tmp_path: Path, 
     assert isinstance(twice.exception, ConfigError)
 
 
+def test_of_several_configurations_the_one_that_is_wrong_is_named(tmp_path: Path, trace: Path) -> None:
+    """Also of what only shows as it runs: messages that take days."""
+    good, bad = (write_config(tmp_path, f"{name}.toml", 0.02) for name in ("good", "bad"))
+    for wrong, key in (
+        ("memory_share = 2.0", "cluster.memory_share = 2.0"),
+        ("hop_s = 1e6", "cluster.hop_s"),
+    ):
+        text = good.read_text().replace("[cluster]", f"[cluster]\n{wrong}")
+        bad.write_text(text)
+        told = run(good, "--trace", trace, "--compare", bad).exception
+        assert isinstance(told, ConfigError)
+        assert str(told).startswith(f"{bad}: {key}")
+
+
 def test_a_traces_arrivals_come_so_many_times_as_fast(tmp_path: Path, trace: Path) -> None:
     config, rows = write_config(tmp_path, "mesh.toml", 0.02), tmp_path / "rows.csv"
     arrivals: list[list[float]] = []
