@@ -95,7 +95,7 @@ def test_who_runs_is_drawn_and_no_request_that_nobody_has_sent(page: Page) -> No
 
 def test_a_running_request_is_shown_with_where_it_decodes_and_its_timeline(mesh: Mesh, page: Page) -> None:
     expect(page.locator("#connection")).to_have_text("live")
-    with running_request(mesh, 150):
+    with running_request(mesh, 300):
         row = page.locator("#request-rows tr:not(.over)")
         expect(row.locator(".phase")).to_have_text("decode")
         expect(row).to_contain_text(re.compile(r"prefill-0 → decode-[01]"))
