@@ -4,7 +4,6 @@ import math
 import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from common.latency import Distribution
 from services.compare.between import Between
@@ -86,7 +85,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def errors_table(
-    pairs: Sequence[Pair], fitted: Collection[str] = (), between: Mapping[str, Between] = MappingProxyType({})
+    pairs: Sequence[Pair], fitted: Collection[str] = (), between: Mapping[str, Between] | None = None
 ) -> str:
     """A row a workload of a configuration: what was live, and by how much the simulated one is off, by the
     medians of their rounds; the mean pace, where one is not 1. Then how many are near, without the workloads
@@ -114,7 +113,7 @@ def errors_table(
         columns.append(share if points is None else f"{share} ({_bold(f'{points:+.1f}', points, POINTS)})")
         lines.append(f"| {' | '.join(columns)} |")
     judged = [each for each in found if each.workload not in fitted]
-    return "\n".join([*lines, *_counts(judged), *_pace_changes(between)]) + "\n"
+    return "\n".join([*lines, *_counts(judged), *_pace_changes(between or {})]) + "\n"
 
 
 def _counts(judged: Sequence[Rounds]) -> list[str]:
