@@ -6,7 +6,6 @@ loads torch.
 
 import asyncio
 import errno
-import gc
 import os
 import sys
 from pathlib import Path
@@ -17,6 +16,7 @@ from rich.console import Console
 
 from common.config_file import load_config
 from common.errors import LamellaError
+from common.importing import importing
 from common.release import installed_version
 from services.analysis.command import analyze
 from services.analysis.convert_command import convert
@@ -130,14 +130,11 @@ def lamella(
 @app.command()
 def serve(role: ServiceRole, config: ConfigOption = None, state_dir: StateDirOfConfig = None) -> None:
     """Run one service in the foreground, anywhere."""
-    # What is imported stays. Collections amid it would look through it again and again: 0.4 s with torch.
-    gc.disable()
-    from common.service import run_process
-    from services.hosts.roles import service_of
+    with importing():
+        from common.service import run_process
+        from services.hosts.roles import service_of
 
-    service = service_of(role, config_of(config, state_dir))
-    gc.freeze()
-    gc.enable()
+        service = service_of(role, config_of(config, state_dir))
     sys.exit(run_process(service))
 
 

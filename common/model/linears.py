@@ -51,6 +51,17 @@ def linear_of(weight: torch.Tensor, bias: torch.Tensor | None, form: WeightForm)
     return _w8a8_linear(weight, bias)
 
 
+def compiled_rows(form: WeightForm, dtype: torch.dtype) -> float:
+    """Up to so many of ``dtype`` are multiplied by compiled kernels, which are the same for any number: all
+    where these are as quick as oneDNN, on no more threads than a crew has."""
+    if form not in ("bf16", "int8") or compiled() is None or dtype is not torch.float32:
+        return 0
+    from common.model.cpu.crew import CREW
+    from common.model.cpu.panels import FEW_ROWS, TAKES_ALL
+
+    return math.inf if TAKES_ALL and most_threads() <= CREW else FEW_ROWS
+
+
 def _linear_in_own_dtype(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
     if weight.device.type == "cpu" and can_prepack(weight.dtype):
         return _packed_linear(weight, bias)
@@ -74,9 +85,9 @@ def _bf16_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
     def many_rows() -> Linear:
         return _linear_in_own_dtype(rounded.to(weight.dtype), bias)
 
-    few_rows = _compiled_rows(MULTIPLY_HALVES, rounded, None, weight.dtype)
-    if few_rows is not None:
-        return _by_compiled_rows(_with_bias(few_rows, bias), many_rows)
+    limit = compiled_rows("bf16", weight.dtype)
+    if limit:
+        return _by_compiled_rows(limit, _with_bias(_compiled(MULTIPLY_HALVES, rounded), bias), many_rows)
 
     def one_row(x: torch.Tensor) -> torch.Tensor:
         product = torch.mv(rounded, x.to(torch.bfloat16).view(-1))
@@ -85,23 +96,15 @@ def _bf16_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
     return _by_rows(1, _with_bias(one_row, bias), many_rows())
 
 
-def _by_compiled_rows(few: Linear, many: Callable[[], Linear]) -> Linear:
-    """``many`` takes a second copy of the weight. None is made where compiled kernels take all rows: where
-    they are as quick, on no more threads than a crew has."""
-    from common.model.cpu.crew import CREW
-    from common.model.cpu.panels import FEW_ROWS, TAKES_ALL
-
-    takes_all = TAKES_ALL and most_threads() <= CREW
-    return few if takes_all else _by_rows(FEW_ROWS, few, many())
+def _by_compiled_rows(limit: float, few: Linear, many: Callable[[], Linear]) -> Linear:
+    """``many`` takes a second copy of the weight: none is made where ``few`` takes all rows."""
+    return few if limit == math.inf else _by_rows(limit, few, many())
 
 
-def _compiled_rows(
-    kind: int, weight: torch.Tensor, scales: torch.Tensor | None, dtype: torch.dtype
-) -> Linear | None:
-    """By ``weight`` [out, in] as it is, of rows of ``dtype``; None where that is not compiled."""
+def _compiled(kind: int, weight: torch.Tensor, scales: torch.Tensor | None = None) -> Linear:
+    """By ``weight`` [out, in] as it is, of float32 rows, where ``compiled_rows`` are some."""
     kernels = compiled()
-    if kernels is None or dtype is not torch.float32:
-        return None
+    assert kernels is not None
     from common.model.cpu.crew import own_crew
     from common.model.cpu.panels import BLOCK_ROWS, panels_of
 
@@ -132,9 +135,10 @@ def _int8_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
     def many_rows() -> Linear:
         return _linear_in_own_dtype((rounded * scales.float()[:, None]).to(weight.dtype), bias)
 
-    compiled_rows = _compiled_rows(MULTIPLY_BYTES, rounded, scales.float(), weight.dtype)
-    if compiled_rows is not None:
-        return _by_compiled_rows(_with_bias(compiled_rows, bias), many_rows)
+    limit = compiled_rows("int8", weight.dtype)
+    if limit:
+        few = _compiled(MULTIPLY_BYTES, rounded, scales.float())
+        return _by_compiled_rows(limit, _with_bias(few, bias), many_rows)
     multiply = torch.ops.aten._weight_int8pack_mm.default
 
     def few_rows(x: torch.Tensor) -> torch.Tensor:
@@ -181,7 +185,7 @@ def _rounded_to_bytes(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
     return (weight.float() / row_scales[:, None]).round_().to(torch.int8), row_scales
 
 
-def _by_rows(limit: int, few: Linear, many: Linear) -> Linear:
+def _by_rows(limit: float, few: Linear, many: Linear) -> Linear:
     def run(x: torch.Tensor) -> torch.Tensor:
         return few(x) if x.numel() <= limit * x.shape[-1] else many(x)
 

@@ -24,15 +24,16 @@ def rows_beside(rows: int, dtype: torch.dtype, device: torch.device) -> int:
     return -rows % TILE_ROWS
 
 
-def own_rows(most: int, dtype: torch.dtype, device: torch.device) -> list[int]:
+def own_rows(most: int, dtype: torch.dtype, device: torch.device, compiled: float = 0) -> list[int]:
     """The numbers of rows, up to ``most``, that batches have with those beside and whose kernels are worth
-    making before they come: whole tiles, and few. The last ones made are kept longest."""
+    making before they come: whole tiles, and few, of more than ``compiled`` (``linears.compiled_rows``). The
+    last ones made are kept longest."""
     if device.type != "cpu":
         return []
     beside = rows_beside(LEAST_ROWS, dtype, device)
+    tiles = range(LEAST_ROWS + beside, most + 1, TILE_ROWS) if beside else ()
     few = range(1, min(most, LEAST_ROWS - 1 if beside else MOST_OWN_ROWS) + 1)
-    tiles = range(LEAST_ROWS + beside, most + 1, TILE_ROWS)
-    return [*tiles, *few] if beside else [*few]
+    return [rows for rows in (*tiles, *few) if rows > compiled]
 
 
 def with_rows(values: torch.Tensor, beside: int) -> torch.Tensor:

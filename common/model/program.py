@@ -7,7 +7,7 @@ decode and mixtures of both: what differs is only the ``AttentionIO`` (house rul
 """
 
 import importlib.util
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from common.errors import ModelError
 from common.model.cache import Manifest, SliceEntry, cached_conversion, load_manifest
 from common.model.interface import AttentionIO
-from common.model.linears import linear_of
+from common.model.linears import compiled_rows, linear_of
 from common.model.padding import AttentionOfRows, rows_beside, with_rows
 from common.model.precision import WeightForm
 from common.model.weights import WeightFiles, load_tensors
@@ -60,6 +60,8 @@ class ModelProgram:
     device: torch.device
     slices: tuple[BoundSlice, ...]
     last_context_token_dims: tuple[int | None, ...]
+    compiled_rows: float = 0
+    """Of products: see ``linears.compiled_rows``."""
 
     @torch.inference_mode()
     def run(
@@ -97,12 +99,12 @@ class ModelProgram:
         return last._logits(context, attention, output_rows.to(last.device), batch)
 
     @torch.inference_mode()
-    def make_heads(self, most_rows: int, attention: AttentionIO) -> None:
-        """Computes logits of up to so many tokens, each number once: where products of each have kernels of
-        their own these are made now. ``attention``: begun with one token."""
+    def make_heads(self, counts: Iterable[int], attention: AttentionIO) -> None:
+        """Computes logits of so many tokens, each number once: where products of each have kernels of their
+        own these are made now. ``attention``: begun with one token."""
         one = torch.ones(1, dtype=torch.int64, device=self.device)
         context = _ended(self._until_last(one, torch.zeros_like(one), attention, (), 0))
-        for rows in range(1, most_rows + 1):
+        for rows in counts:
             self._logits(context, attention, torch.zeros(rows, dtype=torch.int64, device=self.device), 0)
 
     def _until_last(
@@ -215,6 +217,7 @@ def load_converted(
         device=device,
         slices=tuple(slices),
         last_context_token_dims=manifest.slices[-1].context_token_dims,
+        compiled_rows=compiled_rows(weights, dtype) if device.type == "cpu" else 0,
     )
 
 

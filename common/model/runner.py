@@ -85,7 +85,8 @@ class ModelRunner:
         """Those that products of up to so many rows need, where each number of rows has its own: by the first
         two slices, which have all products that layers have, and by the last one, of tokens that are drawn.
         For as many threads as the caller's has. In blocks which nobody holds, of ``room`` tokens."""
-        counts = own_rows(most_rows, self._program.dtype, self._program.device)
+        program = self._program
+        counts = own_rows(most_rows, program.dtype, program.device, program.compiled_rows)
         none = torch.empty(0, dtype=torch.int64)
         for rows in counts:
             begins = range(0, rows, room)
@@ -93,14 +94,15 @@ class ModelRunner:
                 [SequenceChunk(block_table, 0, min(room, rows - begin)) for begin in begins]
             )
             ones, positions = torch.ones(rows, dtype=torch.int64), torch.arange(rows) % room
-            course = self._program.course(ones, positions, self._attention, none)
+            course = program.course(ones, positions, self._attention, none)
             for _ in islice(course, 2):
                 pass
             course.close()
             self._attention.give_up()
         if counts:
             self._attention.begin([SequenceChunk(block_table, 0, 1)])
-            self._program.make_heads(min(most_draws, MOST_OWN_HEADS), self._attention)
+            heads = range(1, min(most_draws, MOST_OWN_HEADS) + 1)
+            program.make_heads([rows for rows in heads if rows > program.compiled_rows], self._attention)
             self._attention.give_up()
 
     def _wait_written(self) -> None:

@@ -12,6 +12,7 @@ from common.emulation import EmulatedHostTier, EmulatedRunner
 from common.engine_thread import EngineThread
 from common.errors import ConfigError
 from common.host_cores import open_host_cores
+from common.importing import importing
 from common.kv.blocks import blocks_for
 from common.kv.layout import KVLayout
 from common.kv.tier import HostTier
@@ -58,7 +59,8 @@ async def load_engine(config: Config, model_directory: Path) -> Engine:
     """
     if config.instance.engine == "emulated":
         return _emulated_engine(config, model_directory)
-    from services.hosts.model_engine import load_model_engine, use_cores
+    with importing():
+        from services.hosts.model_engine import load_model_engine, use_cores
 
     threads = config.model.threads
     cores = open_host_cores() if threads is None else None

@@ -1,5 +1,6 @@
 """Rows that are added to a batch change nothing of its own."""
 
+import math
 from collections import defaultdict
 from dataclasses import replace
 from typing import Any
@@ -34,6 +35,8 @@ def test_the_numbers_of_rows_that_there_are_with_those_beside() -> None:
     assert own_rows(100, torch.bfloat16, CPU) == [48, 64, 80, 96, *range(1, 33)]
     assert own_rows(20, torch.bfloat16, CPU) == [*range(1, 21)]
     assert own_rows(100, torch.float32, CPU) == [*range(1, 65)]
+    assert own_rows(100, torch.float32, CPU, compiled=12) == [*range(13, 65)]
+    assert not own_rows(100, torch.float32, CPU, compiled=math.inf)
     assert not own_rows(100, torch.bfloat16, torch.device("meta"))
     had = {rows + rows_beside(rows, torch.bfloat16, CPU) for rows in range(1, 257)}
     assert had == {*own_rows(256, torch.bfloat16, CPU)}
