@@ -1,10 +1,10 @@
-"""How long products of fp32 rows with bf16 weights take by the compiled kernels and by oneDNN.
+"""How long products of fp32 rows with weights of a form take by the compiled kernels and by oneDNN.
 
-    python bench/products.py [--threads 1] [--rounds 5]
+    python bench/products.py [--weights bf16|model|int8] [--threads 1] [--rounds 5]
 
 Both in turn, of one layer's shape after the other; prints medians and their ratio. oneDNN multiplies by an
-fp32 copy of the same rounded weights. The compiled kernels take all rows here, also where a model leaves many
-to oneDNN: that is how to find out whether it should.
+fp32 copy of the same rounded weights, or by fp32 weights as they are ("model"). The compiled kernels take all
+rows here, also where a model leaves many to oneDNN: that is how to find out whether it should.
 """
 
 import argparse
@@ -27,6 +27,7 @@ CACHE = Path("~/.cache/lamella")
 
 def main() -> None:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--weights", choices=("bf16", "model", "int8"), default="bf16")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
@@ -35,9 +36,9 @@ def main() -> None:
     for outs, ins in SHAPES:
         weight = torch.randn(outs, ins)
         kernels.use(None)
-        by_torch = linear_of(weight, None, "bf16")
+        by_torch = linear_of(weight, None, options.weights)
         kernels.use_compiled(CACHE, threads=1)
-        compiled = linear_of(weight, None, "bf16")
+        compiled = linear_of(weight, None, options.weights)
         for rows in ROWS:
             if rows * outs * ins > MOST_PRODUCTS:
                 continue

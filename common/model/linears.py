@@ -1,7 +1,8 @@
 """A linear layer as a callable bound to its weight, in the form that runs fastest here.
 
-- ``"model"`` keeps the checkpoint's values; on a CPU they are reordered once for oneDNN where its private
-  operators exist and agree with ``F.linear`` (tested at load, plain otherwise).
+- ``"model"`` keeps the checkpoint's values. On a CPU compiled kernels read those in float32 where they take
+  all rows; others are reordered once for oneDNN where its private operators exist and agree with ``F.linear``
+  (tested at load, plain otherwise).
 - ``"bf16"``, for CPUs that multiply bf16 slowly: values rounded to bf16, products in the activations' dtype.
   Compiled kernels read bf16, torch's operator does so for one row, itself rounded to bf16; what these do not
   compute reads the same values unpacked and reordered.
@@ -19,7 +20,7 @@ import torch
 import torch.nn.functional as F
 
 from common.errors import ModelError
-from common.model.cpu.jobs import MOST_PARTS, MULTIPLY_BYTES, MULTIPLY_HALVES
+from common.model.cpu.jobs import MOST_PARTS, MULTIPLY_BYTES, MULTIPLY_FLOATS, MULTIPLY_HALVES
 from common.model.kernels import compiled, most_threads
 from common.model.precision import WeightForm
 
@@ -39,6 +40,8 @@ def linear_of(weight: torch.Tensor, bias: torch.Tensor | None, form: WeightForm)
     """``x [..., in] → [..., out]`` for ``weight`` [out, in]. Raises ModelError where the form cannot run."""
     weight = weight.contiguous()
     if form == "model":
+        if weight.device.type == "cpu" and compiled_rows(form, weight.dtype):
+            return _with_bias(_compiled(MULTIPLY_FLOATS, weight), bias)
         return _linear_in_own_dtype(weight, bias)
     if weight.device.type != "cpu":
         raise ModelError(f'weights = "{form}": needs device = "cpu", use "model"')
@@ -54,12 +57,15 @@ def linear_of(weight: torch.Tensor, bias: torch.Tensor | None, form: WeightForm)
 def compiled_rows(form: WeightForm, dtype: torch.dtype) -> float:
     """Up to so many of ``dtype`` are multiplied by compiled kernels, which are the same for any number: all
     where these are as quick as oneDNN, on no more threads than a crew has."""
-    if form not in ("bf16", "int8") or compiled() is None or dtype is not torch.float32:
+    if form == "w8a8" or compiled() is None or dtype is not torch.float32:
         return 0
     from common.model.cpu.crew import CREW
     from common.model.cpu.panels import FEW_ROWS, TAKES_ALL
 
-    return math.inf if TAKES_ALL and most_threads() <= CREW else FEW_ROWS
+    if TAKES_ALL and most_threads() <= CREW:
+        return math.inf
+    # More rows would take a second copy, as large as the first.
+    return 0 if form == "model" else FEW_ROWS
 
 
 def _linear_in_own_dtype(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:

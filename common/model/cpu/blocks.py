@@ -24,7 +24,8 @@ _FUSED = ("contract",)
 
 
 def block_of(rows: int, streams: int, weight_bytes: int) -> Any:
-    """A kernel of so many rows and panels at once, ``weight_bytes`` 2 (bf16) or 1 (int8). It is called with
+    """A kernel of so many rows and panels at once, ``weight_bytes`` 4 (float32), 2 (bf16) or 1 (int8). It is
+    called with
 
     - ``weight``, the first panel's address, and ``apart``, how many bytes further each next one lies;
     - ``x``, the rows' address, and ``ins``, how many float32 a row has;
@@ -105,8 +106,13 @@ def _weights(builder: Any, panel: Any, place: Any, weight_bytes: int) -> list[An
         low = builder.shl(words, ir.Constant(_INTS, [16] * LANES))
         high = builder.and_(words, ir.Constant(_INTS, [0xFFFF0000] * LANES))
         return [builder.bitcast(low, _FLOATS), builder.bitcast(high, _FLOATS)]
+    parts = [
+        builder.gep(at, [_WORD(LANES * weight_bytes * number)], source_etype=_BYTE)
+        for number in range(VECTORS)
+    ]
+    if weight_bytes == 4:
+        return [builder.load(part, typ=_FLOATS, align=4) for part in parts]
     bytes_kind = ir.VectorType(_BYTE, LANES)
-    parts = [builder.gep(at, [_WORD(LANES * number)], source_etype=_BYTE) for number in range(VECTORS)]
     return [builder.sitofp(builder.load(part, typ=bytes_kind, align=1), _FLOATS) for part in parts]
 
 

@@ -31,11 +31,12 @@ from common.model.cpu.jobs import (
     JOB_WORDS,
     LEFT,
     MULTIPLY_BYTES,
+    MULTIPLY_FLOATS,
     MULTIPLY_HALVES,
     PARTS,
 )
 from common.model.cpu.paged_attention import attend_floats, attend_halves, taking
-from common.model.cpu.products import multiply_bytes, multiply_halves
+from common.model.cpu.products import multiply_bytes, multiply_floats, multiply_halves
 
 
 def _operators(form: str, pointer: Any, size: int) -> dict[str, Any]:
@@ -128,7 +129,9 @@ def work(job: int, worker: int) -> int:
             return taken
         parts = words[PARTS]
         a = carray(word_pointer(job + 8 * ARGUMENTS), (JOB_WORDS - ARGUMENTS,))
-        if a[0] == MULTIPLY_HALVES:
+        if a[0] == MULTIPLY_FLOATS:
+            multiply_floats(a[1], a[2], a[3], a[4], a[5], a[6], a[7], part, parts)
+        elif a[0] == MULTIPLY_HALVES:
             multiply_halves(a[1], a[2], a[3], a[4], a[5], a[6], a[7], part, parts)
         elif a[0] == MULTIPLY_BYTES:
             multiply_bytes(a[1], a[2], a[3], a[4], a[5], a[6], a[7], part, parts)

@@ -43,13 +43,13 @@ measured)."""
 
 
 def panels_of(weight: torch.Tensor) -> torch.Tensor:
-    """``weight`` [outs, ins], bf16 or int8, as [panels, ins, PANEL]. Of bf16, an output's lie beside those of
-    the one ``LANES`` further: as the halves of a word each comes to its register at once."""
+    """``weight`` [outs, ins], float32, bf16 or int8, as [panels, ins, PANEL]. Of bf16, an output's lie beside
+    those of the one ``LANES`` further: as the halves of a word each comes to its register at once."""
     outs, ins = weight.shape
     panels = MOST_STREAMS * math.ceil(outs / (MOST_STREAMS * PANEL))
     if outs < panels * PANEL:
         weight = F.pad(weight, (0, 0, 0, panels * PANEL - outs))
-    if weight.itemsize == 1:
+    if weight.itemsize != 2:
         return weight.view(panels, PANEL, ins).transpose(1, 2).contiguous()
     halves = weight.view(torch.int16).view(panels, VECTORS, LANES, ins)
     laid = torch.empty(panels, ins, LANES, dtype=torch.int32)

@@ -1,4 +1,4 @@
-"""Products of rows with weights that are read from memory once: bf16, or bytes with scales.
+"""Products of rows with weights that are read from memory once: float32, bf16, or bytes with scales.
 
 One or two rows are bound by memory, so what counts is how it is read: several panels are computed together, a
 part of the weight apart, as prefetchers keep up with four streams where one leaves them waiting
@@ -85,8 +85,10 @@ def _scale(output: int, outs: int, rows: int, scales: int, first: int) -> None:
             results[row, i] *= factors[i]
 
 
+multiply_floats = _product(4)
+"""Part ``part`` of ``parts`` of ``x`` [rows, ins] · ``weight`` [outs, ins]ᵀ, the weight in float32 and in
+panels (``common.model.cpu.panels``), output i then times ``scales`` [outs]; the address 0: times nothing."""
 multiply_halves = _product(2)
-"""Part ``part`` of ``parts`` of ``x`` [rows, ins] · ``weight`` [outs, ins]ᵀ, the weight in bf16 and in panels
-(``common.model.cpu.panels``), output i then times ``scales`` [outs]; the address 0: times nothing."""
+"""The same of a bf16 weight."""
 multiply_bytes = _product(1)
 """The same of an int8 weight."""

@@ -1,5 +1,6 @@
 """The compiled kernels against torch's operators: the same numbers, whatever the shapes and strides."""
 
+import math
 import random
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from common.model.attention import LocalAttention
 from common.model.cpu import panels
 from common.model.cpu.library import compile_kernels
 from common.model.interface import SequenceChunk
-from common.model.linears import Linear, linear_of
+from common.model.linears import Linear, compiled_rows, linear_of
 from common.model.precision import WeightForm
 from common.spec import AttentionSpec
 from tests.common.model.conftest import MakeTiny
@@ -131,7 +132,7 @@ def test_silu_multiply_of_two_halves(rows: int, width: int, form: torch.dtype, s
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.sampled_from(["bf16", "int8"]),
+    st.sampled_from(["model", "bf16", "int8"]),
     st.integers(1, 40),
     st.integers(1, 300),
     st.integers(1, 300),
@@ -139,10 +140,10 @@ def test_silu_multiply_of_two_halves(rows: int, width: int, form: torch.dtype, s
     st.sampled_from([1, 2]),
     st.integers(0, 9),
 )
-def test_linears_by_rounded_weights(
+def test_linears_by_weights_of_each_form(
     form: WeightForm, rows: int, outs: int, ins: int, has_bias: bool, threads: int, seed: int
 ) -> None:
-    """As torch multiplies many rows by the same rounded weights."""
+    """As torch multiplies many rows by the same weights."""
     torch.manual_seed(seed)
     weight, x = torch.randn(outs, ins), torch.randn(1, 40, ins)
     bias = torch.randn(outs) if has_bias else None
@@ -158,7 +159,7 @@ def test_linears_by_rounded_weights(
     torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("form", ["bf16", "int8"])
+@pytest.mark.parametrize("form", ["model", "bf16", "int8"])
 def test_a_row_s_products_are_the_same_to_the_bit_beside_any_others(
     form: WeightForm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,6 +201,30 @@ def test_many_rows_are_multiplied_on_all_threads_and_wherever_that_is_quicker_by
     assert by_torch == [panels.FEW_ROWS + 1]
 
 
+@pytest.mark.parametrize(
+    ("takes_all", "threads", "is_compiled"), [(True, 2, True), (False, 1, False), (True, 3, False)]
+)
+def test_float32_weights_are_compiled_only_where_that_takes_no_second_copy(
+    takes_all: bool, threads: int, is_compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(panels, "TAKES_ALL", takes_all)
+    kernels.use_compiled(CACHE, threads)
+    bound: list[torch.Tensor] = []
+    bind = linears._linear_in_own_dtype
+
+    def watched(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        bound.append(weight)
+        return bind(weight, bias)
+
+    monkeypatch.setattr(linears, "_linear_in_own_dtype", watched)
+    weight, x = torch.randn(83, 61), torch.randn(1, 40, 61)
+    close(linear_of(weight, None, "model")(x), x @ weight.T, atol=1e-4)
+    assert (not bound) == is_compiled
+    assert compiled_rows("model", torch.float32) == (math.inf if is_compiled else 0)
+    linear_of(weight.bfloat16(), None, "model")
+    assert bound[-1].dtype is torch.bfloat16, "bf16 beside bf16 is oneDNN's"
+
+
 OTHER_REGISTERS = """
 import sys
 import torch
@@ -207,13 +232,18 @@ from common.model.cpu import panels
 
 panels.LANES, panels.BLOCK_ROWS = map(int, sys.argv[1:])
 panels.PANEL = panels.VECTORS * panels.LANES
-from common.model.cpu.products import multiply_bytes, multiply_halves
+from common.model.cpu.products import multiply_bytes, multiply_floats, multiply_halves
 
 torch.manual_seed(0)
 for outs, ins, rows, parts in [(5, 7, 1, 1), (83, 61, 2, 3), (64, 40, 3, 2), (70, 9, 7, 2), (129, 20, 17, 5)]:
     x, scales = torch.randn(rows, ins), torch.rand(outs)
-    halves, bytes_ = torch.randn(outs, ins).bfloat16(), torch.randint(-127, 128, (outs, ins)).to(torch.int8)
-    for multiply, weight, factors in ((multiply_halves, halves, None), (multiply_bytes, bytes_, scales)):
+    floats = torch.randn(outs, ins)
+    halves, bytes_ = floats.bfloat16(), torch.randint(-127, 128, (outs, ins)).to(torch.int8)
+    for multiply, weight, factors in (
+        (multiply_floats, floats, None),
+        (multiply_halves, halves, None),
+        (multiply_bytes, bytes_, scales),
+    ):
         memory, laid = torch.full((rows * outs + 64,), torch.nan), panels.panels_of(weight)
         output = memory[: rows * outs].view(rows, outs)
         addresses = laid.data_ptr(), x.data_ptr(), output.data_ptr()
