@@ -1,6 +1,6 @@
 """How long products of fp32 rows with weights of a form take by the compiled kernels and by oneDNN.
 
-    python bench/products.py [--weights bf16|model|int8] [--threads 1] [--rounds 5]
+    python bench/products.py [--weights bf16|model] [--threads 1] [--rounds 5]
 
 Both in turn, of one layer's shape after the other; prints medians and their ratio. oneDNN multiplies by an
 fp32 copy of the same rounded weights, or by fp32 weights as they are ("model"). The compiled kernels take all
@@ -27,7 +27,7 @@ CACHE = Path("~/.cache/lamella")
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--weights", choices=("bf16", "model", "int8"), default="bf16")
+    parser.add_argument("--weights", choices=("bf16", "model"), default="bf16")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
@@ -36,7 +36,8 @@ def main() -> None:
     for outs, ins in SHAPES:
         weight = torch.randn(outs, ins)
         kernels.use(None)
-        by_torch = linear_of(weight, None, options.weights)
+        read = weight if options.weights == "model" else weight.bfloat16().float()
+        by_torch = linear_of(read, None, "model")
         kernels.use_compiled(CACHE, threads=1)
         compiled = linear_of(weight, None, options.weights)
         for rows in ROWS:

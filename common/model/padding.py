@@ -1,8 +1,8 @@
 """Rows of nothing beside a batch's own, where products are quicker with a whole number of tiles.
 
 With AMX oneDNN's bf16 products take 16 rows at once: 229 take a tenth longer than 240. Without AMX every row
-more takes as long as any. Either way a number of rows that a process has not had before costs 3 to 15 ms of
-making kernels for it (docs/benchmarks.md). Attention never sees the rows beside.
+more takes as long as any. Either way a number of rows that a process has not had before costs oneDNN 3 to 15
+ms of making kernels for it (docs/benchmarks.md). Attention never sees the rows beside.
 """
 
 import torch

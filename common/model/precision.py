@@ -56,7 +56,7 @@ def weight_bytes(precision: Precision) -> int:
 
 
 def wants_compiled(model: ModelConfig) -> bool:
-    """Whether compiled kernels (``common.model.cpu``) compute few rows, on the host."""
+    """Whether compiled kernels (``common.model.cpu``) compute what they can, on the host."""
     return model.kernels == "auto" and model.device == "cpu"
 
 

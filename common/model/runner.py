@@ -99,10 +99,11 @@ class ModelRunner:
                 pass
             course.close()
             self._attention.give_up()
-        if counts:
+        heads = [*range(1, min(most_draws, MOST_OWN_HEADS) + 1)] if counts else []
+        heads = [rows for rows in heads if rows > program.compiled_rows]
+        if heads:
             self._attention.begin([SequenceChunk(block_table, 0, 1)])
-            heads = range(1, min(most_draws, MOST_OWN_HEADS) + 1)
-            program.make_heads([rows for rows in heads if rows > program.compiled_rows], self._attention)
+            program.make_heads(heads, self._attention)
             self._attention.give_up()
 
     def _wait_written(self) -> None:

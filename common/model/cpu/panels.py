@@ -58,4 +58,4 @@ def panels_of(weight: torch.Tensor) -> torch.Tensor:
         low, high = halves[first : first + step].to(torch.int32).unbind(1)
         words = low.bitwise_and_(0xFFFF).bitwise_or_(high.bitwise_left_shift_(16))
         laid[first : first + step] = words.transpose(1, 2)
-    return laid.view(weight.dtype).view(panels, ins, PANEL)
+    return laid.view(weight.dtype)

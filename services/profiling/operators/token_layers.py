@@ -1,8 +1,8 @@
 """Operators over a pass's tokens: what a shard computes of a layer beside attention, and of a pass's ends.
 
-They are those that instances call, of random weights. A layer's follow one another as in a pass, attention
-among them, and layer follows layer, each with weights of its own: a product that is repeated alone would find
-its weights in the caches, where a pass has them in memory.
+They are those that instances call with torch's kernels, of random weights. A layer's follow one another as in
+a pass, attention among them, and layer follows layer, each with weights of its own: a product that is
+repeated alone would find its weights in the caches, where a pass has them in memory.
 """
 
 from collections.abc import Callable

@@ -80,9 +80,11 @@ class WatchedAttention(LocalAttention):
         super().send_q(layer, q)
 
 
-@pytest.mark.parametrize("draws", [5, 40])
-def test_products_of_each_number_of_rows_are_computed_before_any_comes(tiny: MakeTiny, draws: int) -> None:
-    """In a pool that holds no batch of so many rows."""
+@pytest.mark.parametrize(("draws", "compiled"), [(5, 0), (40, 0), (5, 12), (40, 12), (40, math.inf)])
+def test_products_of_each_number_of_rows_are_computed_before_any_comes(
+    tiny: MakeTiny, draws: int, compiled: float
+) -> None:
+    """In a pool that holds no batch of so many rows; not those that compiled kernels take."""
     model = tiny("llama")
     program = load_program(model.directory, "bfloat16", CPU, model.directory.parent / "cache")
     last, drawn = program.slices[-1], []
@@ -91,12 +93,15 @@ def test_products_of_each_number_of_rows_are_computed_before_any_comes(tiny: Mak
         drawn.append(len(received))
         return last.run(attention, layer, received, *rest)
 
-    program = replace(program, slices=(*program.slices[:-1], replace(last, run=run_last)))
+    slices = (*program.slices[:-1], replace(last, run=run_last))
+    program = replace(program, slices=slices, compiled_rows=compiled)
     attention = WatchedAttention(
         KVPool(KVLayout(3, 2, 8, 16, 2), 2, program.dtype, CPU), program.attention_specs
     )
     ModelRunner(program, attention).make_kernels(70, draws, (1,), room=16)
-    counts = own_rows(70, torch.bfloat16, CPU)
+    counts = own_rows(70, torch.bfloat16, CPU, compiled)
+    assert drawn == [rows for rows in range(1, min(draws, 32) + 1) if rows > compiled]
     # One token goes all the way, for what follows the layers.
-    assert attention.rows == {0: [*counts, 1], 1: [*counts, 1], 2: [1]}
-    assert drawn == [*range(1, min(draws, 32) + 1)]
+    once = [1] if drawn else []
+    found = {0: [*counts, *once], 1: [*counts, *once], 2: once}
+    assert attention.rows == {layer: rows for layer, rows in found.items() if rows}
