@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import llvmlite.binding as llvm
 import msgspec
-import torch
 
 WORD, FLOAT = ctypes.c_int64, ctypes.c_float
 OPERATORS: dict[str, tuple[Any, ...]] = {
@@ -69,6 +68,8 @@ class KernelLibrary:
     code is in."""
 
     def __init__(self, directory: Path) -> None:
+        import torch  # which only whoever computes needs: whether kernels are kept is asked at every start
+
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
         contents = msgspec.json.decode((directory / SYMBOLS).read_bytes(), type=Contents)
@@ -85,7 +86,10 @@ class KernelLibrary:
             }
             return Operators(**loaded)
 
-        self.operators = {torch.float32: operators("floats"), torch.bfloat16: operators("halves")}
+        self.operators: dict[torch.dtype, Operators] = {
+            torch.float32: operators("floats"),
+            torch.bfloat16: operators("halves"),
+        }
 
     def _load(
         self, directory: Path, symbols: dict[str, str], name: str, result: Any, arguments: tuple[Any, ...]
