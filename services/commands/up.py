@@ -93,7 +93,7 @@ def up(
 ) -> None:
     """Run a whole mesh on this machine until Ctrl-C."""
     from services.launcher.launch_plan import LaunchPlan, check_plan
-    from services.launcher.local import check_free
+    from services.launcher.local import check_early
 
     settings = _with_model(load_config(config), model, dtype, weights)
     settings = msgspec.structs.replace(
@@ -116,7 +116,7 @@ def up(
         redis_url=redis or named.redis_url,
     )
     check_plan(plan, settings)
-    check_free(state_dir)
+    check_early(state_dir, plan, settings)
     tell_of_memory(plan, settings)
     _prepare(settings)
     _check_shares(attention, settings)

@@ -17,10 +17,8 @@ import uvloop
 
 from common.cancellation import cancel_and_wait
 from common.config import Config
-from common.config_file import check_url, load_config, to_toml
-from common.config_rules import NATS_SCHEMES, REDIS_SCHEMES
-from common.errors import ConfigError, LamellaError, LauncherError, StoreError, first_reason
-from common.listening import Place, bind
+from common.config_file import load_config, to_toml
+from common.errors import LamellaError, LauncherError, StoreError, first_reason
 from common.logs import configure_logging
 from common.scaling import ScaledService
 from common.signals import listen_to_signals
@@ -28,6 +26,7 @@ from common.store import Store
 from services.launcher import control, embedded
 from services.launcher.autoscale import FOLLOWING_LOAD, follow_plans
 from services.launcher.launch_plan import STOP_GRACE_S, LaunchPlan, check_plan, configured
+from services.launcher.places import check_places
 from services.launcher.probes import until
 from services.launcher.state_directory import StateDirectory, end_process, locked, write_private
 from services.launcher.supervisor import SERVER_ROLES, Supervisor
@@ -39,7 +38,6 @@ OnReady = Callable[[control.MeshStatus], None]
 OnStop = Callable[[int], None]
 """Told how many requests are open when the mesh begins to end."""
 
-PLACE = Place("service.host", "--port")
 STORE_TRIES = 15
 
 
@@ -69,11 +67,7 @@ async def supervise(
 async def _supervise_locked(
     state: StateDirectory, plan: LaunchPlan, config: Config, on_ready: OnReady, on_stop: OnStop | None
 ) -> None:
-    _check_port(config.service.host, plan.port)
-    if plan.nats_url is not None:
-        check_url("--nats", plan.nats_url, NATS_SCHEMES)
-    if plan.redis_url is not None:
-        check_url("--redis", plan.redis_url, REDIS_SCHEMES)
+    check_places(plan, config)
     with _own_servers(plan, state) as servers:
         urls = {server.name: server.url for server in servers}
         mesh = msgspec.structs.replace(
@@ -132,17 +126,6 @@ async def _supervise_servers(
                 await cancel_and_wait(launch)
                 await supervisor.stop(STOP_GRACE_S)
                 killer.cancel()
-
-
-def _check_port(host: str, port: int) -> None:
-    """Before anything starts: whoever tries lamella often has another program there. Raises ConfigError."""
-    try:
-        bind(host, port, PLACE).close()
-    except ConfigError as exc:
-        if exc.key != PLACE.port:
-            raise
-        rule = f"{exc.rule}: name another, or 0 for any that is free"
-        raise ConfigError(exc.key, exc.value, rule) from exc
 
 
 def _with_admin_key(config: Config, state: StateDirectory) -> Config:

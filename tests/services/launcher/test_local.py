@@ -20,6 +20,7 @@ from services.launcher.control import AskStatus, MeshStatus, ask
 from services.launcher.launch_plan import LaunchPlan
 from services.launcher.state_directory import (
     MAX_SOCKET_PATH_BYTES,
+    ProcessIdentity,
     StateDirectory,
     end_process,
     identify,
@@ -245,6 +246,29 @@ def test_a_port_that_another_program_has_is_told_of_before_anything_starts(direc
         with pytest.raises(ConfigError, match=rf"--port = {port}: .*name another"):
             local.up(directory, plan(port=port), CONFIG, print)
     assert not list(directory.glob("logs/*-0.log"))
+
+
+def test_a_taken_port_is_told_of_before_a_model_is_made_ready(directory: Path, tmp_path: Path) -> None:
+    """Which takes minutes the first time."""
+    cache = tmp_path / "cache"
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        command = [sys.executable, "-m", "services.cli", "up", "--port", str(port)]
+        done = subprocess.run(
+            [*command, "--state-dir", str(directory)],
+            cwd=REPOSITORY,
+            env=os.environ | {"LAMELLA_CACHE": str(cache)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 1
+        assert f"--port = {port}: cannot be listened on" in done.stderr
+        assert not cache.exists()
+        state = StateDirectory(directory)
+        state.create()
+        state.write_processes([ProcessIdentity("gateway-0", "gateway", 1, start_ticks=1 << 40)])
+        local.check_early(directory, plan(port=port), CONFIG)  # may be that mesh's own, which ends first
 
 
 def test_an_address_of_another_machine_is_told_of_before_anything_starts(directory: Path) -> None:
