@@ -55,8 +55,10 @@ def _as_config_error(key: str, table: object, kind: Any, text: str) -> ConfigErr
     elif rule.startswith("Object missing required field"):
         step = rule.split("`")[1]
         others = _missing_beside(step, _at(table, steps), kind)
+        choices = _choices(step, _structs_at(steps, kind))
         steps.append(step)
-        rule = " ".join(["must be given", *([f"(and {', '.join(others)})"] if others else [])])
+        rule = f"must be given, one of {', '.join(choices)}" if choices else "must be given"
+        rule += f" (and {', '.join(others)})" if others else ""
     elif location.endswith("[...]`"):
         steps.append(_broken_of(_at(table, steps), _hint_at(steps, kind)))
     elif steps and (choices := _choices(steps[-1], _structs_at(steps[:-1], kind))):

@@ -183,7 +183,10 @@ def none_allowed(demand: Demand, deployments: Iterable[Deployment]) -> str:
     """A line, where there is no ``first_allowed``."""
     budget = demand.budget
     least = min(deployments, key=lambda each: budget.share(each.parts))
-    return f"none is{budget.within}: {demand.rate_per_s:g}/s would take {budget.gpus(least.parts)}, {least}"
+    return (
+        f"none is{budget.within}: {demand.rate_per_s:g}/s would take {budget.gpus(least.parts)}, {least}, of"
+        " instances that are each within it"
+    )
 
 
 def best_first(proposed: Sequence[Proposed]) -> list[Proposed]:

@@ -192,11 +192,12 @@ def verdict(plan: Plan) -> str:
         none = f"no {other} deployment that was simulated keeps the objectives{plan.demand.budget.within}"
         return f"{said}{none}, a {left} one does"
     more, unit, gain = _compared(plan.demand, pair, coupled)
+    told = ", as far as so few requests tell" if plan.caveat else ""
     compared = f"{100 * abs(more):.1f} % {'more' if more > 0 else 'less'} {unit} than the best coupled one"
     if gain <= 0:
         said = "disaggregation does not pay here: the best disaggregated deployment has "
-        return said + (compared if more else f"the same {unit} as the best coupled one")
-    return f"disaggregation pays: the best disaggregated deployment has {compared}"
+        return said + (compared if more else f"the same {unit} as the best coupled one") + told
+    return f"disaggregation pays: the best disaggregated deployment has {compared}{told}"
 
 
 def attention_verdict(plan: Plan) -> str | None:

@@ -113,6 +113,8 @@ def prepare(request: PlanRequest) -> Prepared:
         reference=REFERENCE if request.has_reference else None,
         catalogue=request.catalogue,
     )
+    used = {each.name for each in devices} | ({REFERENCE.device} if request.has_reference else set())
+    unasked = tuple(f"--prices {name}" for name in request.prices if catalogue[name].name not in used)
     if not request.is_simulated:
         given = {
             "--rate": has_rate,
@@ -120,10 +122,9 @@ def prepare(request: PlanRequest) -> Prepared:
             "[space]": has_space,
             "[performance]": bool(performance),
         }
-        ignored = tuple(name for name, is_given in given.items() if is_given)
+        ignored = tuple(name for name, is_given in given.items() if is_given) + unasked
         return Prepared(demand, conditions, workload, NO_KINDS, devices, space.node_devices, ignored)
-    used = {each.name for each in devices} | ({REFERENCE.device} if request.has_reference else set())
-    ignored = tuple(f"[performance.{device}]" for device in performance if device not in used)
+    ignored = tuple(f"[performance.{device}]" for device in performance if device not in used) + unasked
     kinds = kinds_of(space, shape, conditions.element_bytes, budget)
     if request.has_attention:
         apart = attention_kinds(space, shape, workload, conditions.element_bytes, demand)

@@ -159,5 +159,5 @@ def summary_of(plan: Plan) -> Iterator[str]:
     yield (
         f"{plan.configurations:,} configurations of {plan.kinds} kinds of instances: {plan.bounded} left out"
         f" by their bounds, {plan.cut} by short runs, {plan.measured} measured, {whole}"
-        " deployments simulated whole"
+        f" deployment{'' if whole == 1 else 's'} simulated whole"
     )

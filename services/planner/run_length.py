@@ -6,13 +6,16 @@ would pass for one that cannot keep up.
 """
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from common.errors import ConfigError
 from services.bench.arrivals import make_arrivals
+from services.bench.traces import TraceRequest
 from services.planner.preparing import Prepared, speeds_of
 from services.planner.simulating import left_share
+from services.simulator.performance.files import FloatArray
 from services.simulator.records import Records
 from services.simulator.shape import PassShape
 from services.simulator.slowdowns import prompt_alone_s
@@ -44,11 +47,18 @@ def check_length(prepared: Prepared) -> None:
     needed_s = STAYS * float((stays_s**2).sum() / stays_s.sum())
     rule = (
         f"is too much for {len(rows)} requests: they come within {len(rows) / demand.rate_per_s:.3g} s and"
-        f" stay for {stays_s.mean():.3g} s even where none waits, so that no run says whether work piles up:"
-        f" arrivals must last {needed_s:.3g} s: {math.ceil(needed_s * demand.rate_per_s)} requests"
+        f" stay for {stays_s.mean():.3g} s even where none waits, so that no run says whether work piles up"
+        f" ({_longest(rows, stays_s)}): arrivals must last {needed_s:.3g} s:"
+        f" {math.ceil(needed_s * demand.rate_per_s)} requests"
         f" (a longer trace, --requests), or at most {len(rows) / needed_s:.3g}/s"
     )
     raise ConfigError("--rate", demand.rate_per_s, rule)
+
+
+def _longest(rows: Sequence[TraceRequest], stays_s: FloatArray) -> str:
+    number = int(stays_s.argmax())
+    tokens = f"{rows[number].prompt_tokens:,} + {rows[number].output_tokens:,} tokens"
+    return f"longest number {number + 1}, of {tokens}, for {stays_s[number]:.3g} s"
 
 
 def caveat_of(prepared: Prepared) -> str | None:

@@ -255,7 +255,7 @@ def _aladdin(prepared: Prepared, tell: Tell) -> Search[SearchReport]:
     columns = ("worker", "tokens/s per GPU", "batch", "step, s", "bound by")
     rows = tuple(
         (
-            str(each.kind),
+            each.kind.hardware,
             _number(each.tokens_per_device_s),
             str(each.batch),
             _number(each.step_s),

@@ -78,7 +78,7 @@ def simulate(
     from services.simulator.metrics import measure
     from services.simulator.output_files import OutputFiles
     from services.simulator.requested import Requested, requests_of
-    from services.simulator.run import Load, check_rate, offered_of
+    from services.simulator.run import Load, check_rate, check_span, offered_of
     from services.simulator.run import simulate as run
     from services.simulator.tables import Run
 
@@ -97,6 +97,8 @@ def simulate(
     rows = requests_of(requested, seed)
     if rate is None and not rows.has_arrivals:
         raise ConfigError("--rate", None, "is needed: the requests have lengths alone, no arrivals")
+    if rate is None:
+        check_span(trace_scale, rows)
     runs: list[Run] = []
     with Progress(console=messages, transient=True) as bar:
         for path, name, one in zip(files, names, simulated, strict=True):

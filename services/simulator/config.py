@@ -82,14 +82,15 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     parallelism), or of ``pipeline`` stages of so many, which have a part of the layers each.
     ``is_pipeline_on_network``: stages are on hosts of their own.
     ``kv_tokens``: of KV that one holds; None: what its devices' memory has room for beside the weights.
-    ``performance``: where how long its passes take is from (``services.simulator.performance.sources``), its
-    files beside the configuration. ``start_s``: from the wish for one more until that is ready.
+    ``performance``: where how long its passes take is from (``services.simulator.performance.sources``;
+    there must be one), its files beside the configuration.
+    ``start_s``: from the wish for one more until that is ready.
     ``instance``: keys of ``[instance]`` that are other here."""
 
     name: str
     role: Role
     count: int
-    performance: dict[str, Any]
+    performance: dict[str, Any] = {}
     device: str | None = None
     devices: int = 1
     pipeline: int = 1
@@ -373,7 +374,10 @@ def _pool_of(
     try:
         opened = open_once(source, shape, device, pool.parallelism)
     except ConfigError as exc:
-        raise ConfigError(f"{key}.{POOL_KEYS.get(exc.key, exc.key)}", exc.value, exc.rule) from exc
+        # What is no key of the pool is one of its performance.
+        own = POOL_KEYS.get(exc.key, exc.key)
+        place = key if own in PoolConfig.__struct_fields__ else f"{key}.performance"
+        raise ConfigError(f"{place}.{own}", exc.value, exc.rule) from exc
     if opened.profile is not None:
         settings = _as_profiled(settings, opened.profile)
     return Pool(pool, device, settings, blocks, opened.model, opened.held_out)

@@ -98,9 +98,10 @@ def _given(key: str, table: Mapping[str, Any]) -> DeviceSpec:
             rule = f"is not a known key: must be one of {', '.join(FIELDS)}; or give a profile"
             raise ConfigError(f"{key}.{field}", value, rule)
     whole: dict[str, Any] = {"power_w": None, **table}
-    if "figures_source" in table:
-        for field in ("price_source", "network_source"):
-            whole.setdefault(field, table["figures_source"])
+    if "figures_source" not in table:
+        raise ConfigError(f"{key}.figures_source", None, "must be given: where the figures are from")
+    for field in ("price_source", "network_source"):
+        whole.setdefault(field, table["figures_source"])
     device: DeviceSpec = read_table(key, whole, DeviceSpec)
     _check_figures(key, device)
     return device

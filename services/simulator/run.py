@@ -23,6 +23,8 @@ from services.simulator.timeline import SimulatedTimeline
 
 LEAST_RATE_PER_S = 1e-3
 """With fewer requests hardly anything but idling would be simulated."""
+LONGEST_S = 1e6
+"""Some minutes' work: everybody's reports and looks go on where nobody comes."""
 LITTLE_TOLERANCE = 1e-6
 SETTLE_S = 120.0
 """Virtual seconds after the last client is gone until nobody holds anything any more, at the most."""
@@ -88,6 +90,19 @@ def check_rate(rate_per_s: float) -> None:
     if not LEAST_RATE_PER_S <= rate_per_s < float("inf"):
         rule = f"must be a number of requests per second, at least {LEAST_RATE_PER_S:g}"
         raise ConfigError("--rate", rate_per_s, rule)
+
+
+def check_span(trace_scale: float, trace: Trace) -> None:
+    """Of arrivals at their own times: virtual time without requests takes time, too. Raises ConfigError."""
+    rows = trace.requests
+    span_s = ((rows[-1].arrival_s or 0.0) - (rows[0].arrival_s or 0.0)) / trace_scale
+    most_s = max(LONGEST_S, len(rows) / LEAST_RATE_PER_S)
+    if span_s > most_s:
+        rule = (
+            f"spreads the trace's {len(rows):,} requests over {span_s:.4g} s: at most {LONGEST_S:,.0f} s,"
+            f" or {1 / LEAST_RATE_PER_S:,.0f} s a request"
+        )
+        raise ConfigError("--trace-scale", trace_scale, rule)
 
 
 def simulate(

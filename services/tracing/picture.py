@@ -77,6 +77,8 @@ def _choose_window(layout: Layout, steps: int) -> Window:
         for track in service.tracks:
             own = [each for each in track.slices if each.name == name_of(DECODE_STEP)]
             found = max(found, own, key=len)
+    if not found:
+        raise LauncherError("no decode step was recorded: nobody was served meanwhile, send requests")
     if len(found) < steps:
         raise LauncherError(
             f"{len(found)} decode steps were recorded on one track, {steps} are to be drawn: record for"

@@ -152,9 +152,9 @@ def test_where_all_take_more_devices_than_allowed_it_is_said_how_many_the_rate_t
     assert found.fewest_over.deployment.devices == 4
     assert verdict(found) == (
         "none is within --max-gpus 3: 10/s would take 4 GPUs,"
-        " 4 mixed (a100 TP1, chunks of 512, chunked, batch 64)"
+        " 4 mixed (a100 TP1, chunks of 512, chunked, batch 64), of instances that are each within it"
     )
-    assert "1 deployments simulated whole" in list(summary_of(found))[-1]
+    assert "1 deployment simulated whole" in list(summary_of(found))[-1]
     written = file_of(found).fewest_over
     assert written is not None
     assert (written.devices, written.usd_h) == (4, 4.0)
@@ -206,6 +206,13 @@ def test_it_is_said_whether_disaggregation_pays(coupled: float, said: str) -> No
     world = {kind_of("mixed"): coupled, kind_of("prefill"): 5.0, kind_of("decode"): 5.0}
     found, _ = search_world(plan(kinds_in(world), bounds_in(world), demand_of(), REQUESTS), world)
     assert verdict(found).startswith(said)
+
+
+def test_of_few_requests_it_is_said_with_that_reserve_that_disaggregation_pays() -> None:
+    world = {kind_of("mixed"): 1.0, kind_of("prefill"): 5.0, kind_of("decode"): 5.0}
+    search = plan(kinds_in(world), bounds_in(world), demand_of(), REQUESTS, caveat="too few")
+    found, _ = search_world(search, world)
+    assert verdict(found).endswith(" than the best coupled one, as far as so few requests tell")
 
 
 @pytest.mark.parametrize(

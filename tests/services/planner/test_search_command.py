@@ -140,9 +140,12 @@ def test_lamina_s_search_needs_neither_a_rate_nor_a_space(trace: Path, tmp_path:
     """One that has room for no instance of the model changes nothing, and that nobody asks is said."""
     config, out = tmp_path / "space.toml", tmp_path / "found.json"
     config.write_text("[space]\ntensors = [1]\n")
+    prices = tmp_path / "prices.toml"
+    prices.write_text("a100 = 1.5\n")
     options = ("--search", "lamina", "--devices", "h100,h20", "--model", "llama3-70b", "--json", str(out))
     found = []
-    for given in ((), ("--config", str(config), "--rate", "3", "--burstiness", "0.5")):
+    nothing_asks = ("--config", str(config), "--rate", "3", "--burstiness", "0.5", "--prices", str(prices))
+    for given in ((), nothing_asks):
         result = run(trace, *options, *given)
         assert result.exit_code == 0, result.output
         assert "nothing is simulated" in result.output
@@ -150,8 +153,8 @@ def test_lamina_s_search_needs_neither_a_rate_nor_a_space(trace: Path, tmp_path:
     without, ignored = found
     assert without["rows"]
     assert ignored["rows"] == without["rows"]
-    assert "and [space]; ratios" in result.output
-    said = "not looked at: --rate and --burstiness and [space]; ratios are of up to 16 devices (--max-gpus)"
+    unasked = "--rate and --burstiness and [space] and --prices a100"
+    said = f"not looked at: {unasked}; ratios are of up to 16 devices (--max-gpus)"
     *first, of_slo = without["lines"]
     assert ignored["lines"] == [*first, said, of_slo]
 

@@ -162,6 +162,9 @@ def test_a_traces_arrivals_come_so_many_times_as_fast(tmp_path: Path, trace: Pat
     assert arrivals[1] == pytest.approx([each / 4 for each in arrivals[0]])
     for wrong in (("--trace-scale", 0), ("--trace-scale", 2, "--rate", 1)):
         assert isinstance(run(config, "--trace", trace, *wrong).exception, ConfigError)
+    endless = run(config, "--trace", trace, "--trace-scale", 1e-9).exception
+    assert isinstance(endless, ConfigError)
+    assert str(endless).startswith("--trace-scale = 1e-09: spreads the trace's ")
 
 
 def test_brackets_in_names_are_what_they_are(tmp_path: Path, trace: Path) -> None:

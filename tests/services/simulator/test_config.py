@@ -52,7 +52,15 @@ def test_a_model_is_given_by_its_name_or_by_its_shape() -> None:
 def test_a_pool_is_named_whose_passes_would_take_less_than_nothing() -> None:
     with pytest.raises(ConfigError, match="must be 0 or more") as caught:
         mesh(pool("mixed", performance=PERFORMANCE | {"step_s": -0.02}))
-    assert (caught.value.key, caught.value.value) == ("pool.mixed.step_s", -0.02)
+    assert (caught.value.key, caught.value.value) == ("pool.mixed.performance.step_s", -0.02)
+
+
+def test_a_pool_without_a_performance_is_told_of_which_there_are() -> None:
+    with pytest.raises(ConfigError, match="must be given, one of linear, roofline, ") as caught:
+        mesh(pool("mixed", performance={}))
+    assert caught.value.key == "pool.mixed.performance.kind"
+    with pytest.raises(ConfigError, match="must be given, one of linear, roofline, "):
+        simulated_from_tree({"pool": [{"name": "mixed", "role": "mixed", "count": 1, "kv_tokens": 4096}]})
 
 
 @pytest.mark.parametrize(("key", "value"), [("devices", 3), ("pipeline", 1000)])

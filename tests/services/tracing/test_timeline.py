@@ -380,6 +380,8 @@ def test_a_picture_shows_the_wanted_steps() -> None:
     assert "decode<0>" in texts
     with pytest.raises(LauncherError, match="5 decode steps"):
         draw_steps(layout, 6)
+    with pytest.raises(LauncherError, match="nobody was served meanwhile"):
+        draw_steps(lay_out(mesh_of(service_of([("slice", "compute", 5, 60)]))), 3)
 
 
 @pytest.mark.parametrize(("ahead_ns", "is_same_kernel"), [(0, True), (10**12, False), (-(10**12), True)])
