@@ -33,6 +33,8 @@ INT8_ROWS = 8
 """Up to as many rows torch's operator reads the bytes: measured 60 against 66 ms of linears at 8 rows, 86
 against 72 at 12 (docs/benchmarks.md)."""
 UINT8_ZERO = 128
+WEIGHT_BYTES: dict[WeightForm, int] = {"model": 4, "bf16": 2, "int8": 1}
+"""As compiled kernels read them."""
 SMALLEST_SCALE = 1e-8
 
 
@@ -55,17 +57,13 @@ def linear_of(weight: torch.Tensor, bias: torch.Tensor | None, form: WeightForm)
 
 
 def compiled_rows(form: WeightForm, dtype: torch.dtype) -> float:
-    """Up to so many of ``dtype`` are multiplied by compiled kernels, which are the same for any number: all
-    where these are as quick as oneDNN, on no more threads than a crew has."""
+    """Up to so many of ``dtype`` are multiplied by compiled kernels, which are the same for any number: as
+    long as these are as quick as oneDNN on the threads that there are."""
     if form == "w8a8" or compiled() is None or dtype is not torch.float32:
         return 0
-    from common.model.cpu.crew import CREW
-    from common.model.cpu.panels import FEW_ROWS, TAKES_ALL
+    from common.model.cpu.panels import quick_rows
 
-    if TAKES_ALL and most_threads() <= CREW:
-        return math.inf
-    # More rows would take a second copy, as large as the first.
-    return 0 if form == "model" else FEW_ROWS
+    return quick_rows(WEIGHT_BYTES[form], most_threads())
 
 
 def _linear_in_own_dtype(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:

@@ -30,16 +30,24 @@ def registers_here() -> tuple[int, int]:
 
 LANES, _REGISTERS = registers_here()
 PANEL = VECTORS * LANES
-BLOCK_ROWS = 6 if _REGISTERS == 16 else 8
-"""Rows whose sums stay in registers, beside a panel's weights of one input. More are computed in blocks as
-even as can be: of five and more no block has as few rows as ``STREAMS`` knows."""
+BLOCK_ROWS = 6 if _REGISTERS == 16 else 14 if LANES == 16 else 8
+"""Rows whose sums stay in registers, beside a panel's weights of one input; of Arm's it was not measured. More
+are computed in blocks as even as can be: of five and more none has as few rows as ``STREAMS`` knows."""
 FEW_ROWS = 12
 """As many rows take no longer than by oneDNN wherever that was measured (docs/benchmarks.md)."""
 WEIGHTS_AT_ONCE = 1 << 20
 """Are laid into panels, bf16 by words: a third to half of the time that their halves take one by one."""
-TAKES_ALL = LANES == 8
-"""Whether passes of any number of rows hardly do, with one thread or two (AVX2; of other registers it was not
-measured)."""
+
+
+def quick_rows(weight_bytes: int, threads: int, lanes: int = LANES) -> float:
+    """Up to so many rows of products with weights of so many bytes take no longer here than by oneDNN, or
+    hardly: as measured with AVX2 and AVX-512 (docs/benchmarks.md). Of float32 weights all or none: what is
+    left to oneDNN takes another copy, as large as the first."""
+    if lanes == 8 and threads <= 2:
+        return math.inf
+    if weight_bytes == 4:
+        return 0
+    return {1: math.inf, 2: 32}.get(threads, FEW_ROWS) if lanes == 16 else FEW_ROWS
 
 
 def panels_of(weight: torch.Tensor) -> torch.Tensor:
