@@ -31,8 +31,8 @@ def registers_here() -> tuple[int, int]:
 LANES, _REGISTERS = registers_here()
 PANEL = VECTORS * LANES
 BLOCK_ROWS = 6 if _REGISTERS == 16 else 14 if LANES == 16 else 8
-"""Rows whose sums stay in registers, beside a panel's weights of one input; of Arm's it was not measured. More
-are computed in blocks as even as can be: of five and more none has as few rows as ``STREAMS`` knows."""
+"""Rows whose sums stay in registers, beside a panel's weights of one input; of Arm's it was not measured.
+More are computed in blocks as even as can be: of five and more none has as few as ``STREAMS`` knows."""
 FEW_ROWS = 12
 """As many rows take no longer than by oneDNN wherever that was measured (docs/benchmarks.md)."""
 WEIGHTS_AT_ONCE = 1 << 20
