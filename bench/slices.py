@@ -1,7 +1,8 @@
 """A decode step of the sliced program against transformers' own forward: same weights, same batch, in turn.
 
 ``slices``: fp32 with torch's operators throughout. ``fp32`` and ``bf16``: as instances with that ``--dtype``
-compute on a CPU without bf16 instructions, few rows and products with compiled kernels; bf16 is the default.
+compute on a CPU without bf16 instructions, few rows and, where ``linears.compiled_rows`` says so, products
+with compiled kernels; bf16 is the default.
 
     python bench/slices.py [--threads 1] [--context 192] [--rounds 9]
 """

@@ -229,7 +229,9 @@ def _parse_mooncake(path: Path, first: str, rest: Iterable[str]) -> Iterator[tup
             row = decoder.decode(text)
         except msgspec.MsgspecError as exc:
             raise TraceError(path, line, f"must be a Mooncake trace's object: {exc}") from exc
-        if len(row.hash_ids) * PREFIX_BLOCK_TOKENS >= row.input_length + PREFIX_BLOCK_TOKENS:
+        # A length that no request has is told of as other traces' are.
+        prefix = len(row.hash_ids) * PREFIX_BLOCK_TOKENS
+        if 0 < row.input_length <= prefix - PREFIX_BLOCK_TOKENS:
             raise TraceError(
                 path,
                 line,

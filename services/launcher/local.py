@@ -26,7 +26,7 @@ from services.launcher import control
 from services.launcher.control import AskStatus, Drain, MeshStatus, Refused, Scale
 from services.launcher.embedded import STOP_TIMEOUT_S
 from services.launcher.launch_plan import STOP_GRACE_S, LaunchPlan, check_plan
-from services.launcher.places import check_places
+from services.launcher.places import check_listening, check_places
 from services.launcher.probes import READY_TIMEOUT_S
 from services.launcher.state_directory import (
     ProcessIdentity,
@@ -76,11 +76,12 @@ def check_free(directory: Path) -> None:
 
 
 def check_early(directory: Path, plan: LaunchPlan, config: Config) -> None:
-    """Before what takes minutes the first time. Raises as ``check_free``, and ConfigError for a port that is
-    taken, but by what a killed mesh has left there: that ends when the next one starts."""
+    """Before what takes minutes the first time. Raises as ``check_free``, ``check_places`` and
+    ``check_listening``. What a killed mesh has left may have the port: that ends when the next one starts."""
     check_free(directory)
-    if not _state(directory).read_processes():
+    if not any(is_alive(each) for each in _state(directory).read_processes()):
         check_places(plan, config)
+    check_listening(plan)
 
 
 def up_detached(directory: Path, plan: LaunchPlan, config: Config) -> MeshStatus:

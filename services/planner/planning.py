@@ -182,17 +182,17 @@ def verdict(plan: Plan) -> str:
     if plan.fewest_over is not None:
         return none_allowed(plan.demand, [plan.fewest_over.deployment])
     if coupled is None and pair is None:
-        instead = "loosen them, or allow more devices"
+        instead = f"loosen them, or allow {'more' if plan.demand.budget.limits else 'other'} devices"
         if plan.caveat:
             instead += ", or give more requests"
         return f"nothing keeps the objectives: {instead}"
+    told = _reserve(plan)
     if pair is None or coupled is None:
         left, other = ("disaggregated", "coupled") if coupled is None else ("coupled", "disaggregated")
         said = "disaggregation does not pay here: " if pair is None else "disaggregation is what works here: "
         none = f"no {other} deployment that was simulated keeps the objectives{plan.demand.budget.within}"
-        return f"{said}{none}, a {left} one does"
+        return f"{said}{none}, a {left} one does{told}"
     more, unit, gain = _compared(plan.demand, pair, coupled)
-    told = ", as far as so few requests tell" if plan.caveat else ""
     compared = f"{100 * abs(more):.1f} % {'more' if more > 0 else 'less'} {unit} than the best coupled one"
     if gain <= 0:
         said = "disaggregation does not pay here: the best disaggregated deployment has "
@@ -207,16 +207,22 @@ def attention_verdict(plan: Plan) -> str | None:
         return None
     apart = next((each for each in plan.ranked if each.deployment.has_attention), None)
     other = next((each for each in plan.ranked if not each.deployment.has_attention), None)
+    told = _reserve(plan)
     if apart is None:
         none = "no deployment with them that was simulated keeps the objectives"
-        return f"attention workers do not pay here: {none}{plan.demand.budget.within}"
+        return f"attention workers do not pay here: {none}{plan.demand.budget.within}{told}"
     if other is None:
         none = "nothing without them that was simulated keeps the objectives"
-        return f"attention workers are what works here: {none}{plan.demand.budget.within}"
+        return f"attention workers are what works here: {none}{plan.demand.budget.within}{told}"
     more, unit, gain = _compared(plan.demand, apart, other)
     compared = f"{100 * abs(more):.1f} % {'more' if more > 0 else 'less'} {unit} than the best one without"
     pays = "pay" if gain > 0 else "do not pay here"
-    return f"attention workers {pays}: the best deployment with them has {compared}"
+    return f"attention workers {pays}: the best deployment with them has {compared}{told}"
+
+
+def _reserve(plan: Plan) -> str:
+    """The end of a sentence."""
+    return ", as far as so few requests tell" if plan.caveat else ""
 
 
 def _compared(demand: Demand, each: Settled, other: Settled) -> tuple[float, str, float]:

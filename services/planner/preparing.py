@@ -113,8 +113,9 @@ def prepare(request: PlanRequest) -> Prepared:
         reference=REFERENCE if request.has_reference else None,
         catalogue=request.catalogue,
     )
-    used = {each.name for each in devices} | ({REFERENCE.device} if request.has_reference else set())
-    unasked = tuple(f"--prices {name}" for name in request.prices if catalogue[name].name not in used)
+    asked = {each.name for each in devices}
+    used = asked | ({REFERENCE.device} if request.has_reference else set())
+    unasked = tuple(f"--prices {name}" for name in request.prices if name not in asked)
     if not request.is_simulated:
         given = {
             "--rate": has_rate,

@@ -270,6 +270,12 @@ def _aladdin(prepared: Prepared, tell: Tell) -> Search[SearchReport]:
     context = round(best.batch * workload.context_tokens)
     law = compute_law(same, speeds, best.batch, context)
     lines = [_best("aladdin", f"{best.kind}; {_equation_5(law)}")]
+    if best.batch > best.kind.max_decode_batch:
+        most = best.kind.max_decode_batch
+        lines.append(
+            f"equation 6's batch is {best.batch}, workers are simulated with up to {most}: [space] batches"
+            " may have more"
+        )
     bound = capacity_bound(best.kind, speeds[best.kind], workload, demand.objectives, demand.goal)
     served = served_by(demand.goal)
     pools = (PoolPlan(kind=best.kind, count=1),)

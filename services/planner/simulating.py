@@ -10,6 +10,7 @@ import numpy as np
 
 from common.config import InstanceConfig
 from common.devices import DEVICES, Catalogue
+from common.errors import ConfigError
 from common.latency import Attainment, Distribution, ServiceObjectives, percentiles
 from common.shapes import ModelShape
 from services.bench.arrivals import POISSON_BURSTINESS, make_arrivals
@@ -87,7 +88,14 @@ class Conditions:
 
 def speed_of(kind: InstanceKind, conditions: Conditions) -> Speed:
     """Raises ConfigError, PerformanceFileError."""
-    (pool,) = simulated_of((PoolPlan(kind=kind, count=1),), conditions).pools
+    try:
+        (pool,) = simulated_of((PoolPlan(kind=kind, count=1),), conditions).pools
+    except ConfigError as exc:
+        # Pools are the planner's own; what was given are performances by device.
+        of_pool, of_performance, field = exc.key.partition(".performance.")
+        if of_performance and of_pool.startswith("pool."):
+            raise ConfigError(f"performance.{kind.device}.{field}", exc.value, exc.rule) from exc
+        raise
     return Speed(pool.performance, pool.total_blocks * pool.settings.instance.block_size)
 
 

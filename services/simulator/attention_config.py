@@ -41,6 +41,8 @@ MOST_OF_A_POOL = 10_000
 """Instances or workers, devices, stages."""
 POOL_KEYS = {"tensor_parallel": "devices", "pipeline_parallel": "pipeline"}
 """A pool's own, by what performance models call them."""
+POOLS_OWN = {"device", "devices", "pipeline", "kv_tokens"}
+"""Of what performance models refuse, that which is no key of a performance."""
 
 
 class AttentionPoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -52,7 +54,7 @@ class AttentionPoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     name: str
     role: Literal["attention"]
     count: int
-    performance: dict[str, Any]
+    performance: dict[str, Any] = {}
     device: str | None = None
     devices: int = 1
     kv_tokens: int | None = None
@@ -211,7 +213,14 @@ def split_of(
     try:
         return open_split(source, shape, device, Parallelism(tensor=devices))
     except ConfigError as exc:
-        raise ConfigError(f"{key}.{POOL_KEYS.get(exc.key, exc.key)}", exc.value, exc.rule) from exc
+        raise in_pool(key, exc) from exc
+
+
+def in_pool(key: str, error: ConfigError) -> ConfigError:
+    """What a performance model refuses, by the keys of the pool's own table and of its performance's."""
+    own = POOL_KEYS.get(error.key, error.key)
+    place = key if own in POOLS_OWN else f"{key}.performance"
+    return ConfigError(f"{place}.{own}", error.value, error.rule)
 
 
 def _needs_of(

@@ -30,11 +30,11 @@ from services.hosts.engines import has_remote_attention
 from services.simulator.attention_config import (
     GIB,
     MOST_OF_A_POOL,
-    POOL_KEYS,
     AttentionPool,
     AttentionPoolConfig,
     RemoteAttention,
     attention_pool_of,
+    in_pool,
     remote_attention_of,
 )
 from services.simulator.attention_performance import LanePerformance
@@ -244,7 +244,9 @@ def _pool_configs(pools: Any) -> tuple[list[PoolConfig], list[AttentionPoolConfi
 def _pool_config(table: dict[str, Any], kind: type[AnyPool]) -> AnyPool:
     name = table.get("name")
     key = f"pool.{name}" if isinstance(name, str) else "pool"
-    if "role" in table and table["role"] not in POOL_ROLES:
+    if "role" not in table:
+        raise ConfigError(f"{key}.role", None, f"must be given, one of {', '.join(POOL_ROLES)}")
+    if table["role"] not in POOL_ROLES:
         raise ConfigError(f"{key}.role", table["role"], f"must be one of {', '.join(POOL_ROLES)}")
     found: AnyPool = read_table(key, table, kind)
     return found
@@ -374,10 +376,7 @@ def _pool_of(
     try:
         opened = open_once(source, shape, device, pool.parallelism)
     except ConfigError as exc:
-        # What is no key of the pool is one of its performance.
-        own = POOL_KEYS.get(exc.key, exc.key)
-        place = key if own in PoolConfig.__struct_fields__ else f"{key}.performance"
-        raise ConfigError(f"{place}.{own}", exc.value, exc.rule) from exc
+        raise in_pool(key, exc) from exc
     if opened.profile is not None:
         settings = _as_profiled(settings, opened.profile)
     return Pool(pool, device, settings, blocks, opened.model, opened.held_out)

@@ -99,8 +99,8 @@ def check_span(trace_scale: float, trace: Trace) -> None:
     most_s = max(LONGEST_S, len(rows) / LEAST_RATE_PER_S)
     if span_s > most_s:
         rule = (
-            f"spreads the trace's {len(rows):,} requests over {span_s:.4g} s: at most {LONGEST_S:,.0f} s,"
-            f" or {1 / LEAST_RATE_PER_S:,.0f} s a request"
+            f"spreads the trace's {len(rows):,} requests over {span_s:.4g} s, where {most_s:,.0f} s can be"
+            f" simulated: must be at least {trace_scale * span_s / most_s:.4g}"
         )
         raise ConfigError("--trace-scale", trace_scale, rule)
 

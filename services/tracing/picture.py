@@ -78,7 +78,7 @@ def _choose_window(layout: Layout, steps: int) -> Window:
             own = [each for each in track.slices if each.name == name_of(DECODE_STEP)]
             found = max(found, own, key=len)
     if not found:
-        raise LauncherError("no decode step was recorded: nobody was served meanwhile, send requests")
+        raise LauncherError("no decode step was recorded: send requests of several tokens meanwhile")
     if len(found) < steps:
         raise LauncherError(
             f"{len(found)} decode steps were recorded on one track, {steps} are to be drawn: record for"

@@ -40,9 +40,10 @@ WEIGHTS_AT_ONCE = 1 << 20
 
 
 def quick_rows(weight_bytes: int, threads: int, lanes: int = LANES) -> float:
-    """Up to so many rows of products with weights of so many bytes take no longer here than by oneDNN, or
-    hardly: as measured with AVX2 and AVX-512 (docs/benchmarks.md). Of float32 weights all or none: what is
-    left to oneDNN takes another copy, as large as the first."""
+    """Up to so many rows are multiplied here with weights of so many bytes, where oneDNN takes longer or
+    hardly less: measured with AVX2 and AVX-512 on one thread and two (docs/benchmarks.md; int8 as bf16), else
+    ``FEW_ROWS``. Of float32 weights all or none: what is left to oneDNN takes another copy, as large as
+    the first."""
     if lanes == 8 and threads <= 2:
         return math.inf
     if weight_bytes == 4:

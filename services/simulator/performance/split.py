@@ -56,7 +56,7 @@ def open_split(
             "does not tell attention from the rest of a step: with attention workers it must be roofline,"
             " linear, vidur, operators, aiconfigurator or profile"
         )
-        raise ConfigError("performance.kind", kind, rule)
+        raise ConfigError("kind", kind, rule)
     model = open_source(source, shape, device, parallelism).model
     assert isinstance(model, SPLIT_MODELS)
     return model

@@ -259,7 +259,9 @@ panels.PANEL = panels.VECTORS * panels.LANES
 from common.model.cpu.products import multiply_bytes, multiply_floats, multiply_halves
 
 torch.manual_seed(0)
-for outs, ins, rows, parts in [(5, 7, 1, 1), (83, 61, 2, 3), (64, 40, 3, 2), (70, 9, 7, 2), (129, 20, 17, 5)]:
+shapes = [(5, 7, 1, 1), (83, 61, 2, 3), (64, 40, 3, 2), (70, 9, 7, 2), (129, 20, 17, 5)]
+shapes += [(33, 11, panels.BLOCK_ROWS - 1, 1), (65, 13, panels.BLOCK_ROWS, 2)]
+for outs, ins, rows, parts in shapes:
     x, scales = torch.randn(rows, ins), torch.rand(outs)
     floats = torch.randn(outs, ins)
     halves, bytes_ = floats.bfloat16(), torch.randint(-127, 128, (outs, ins)).to(torch.int8)

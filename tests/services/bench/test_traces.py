@@ -107,6 +107,11 @@ def test_a_limit_reads_no_further(tmp_path: Path) -> None:
             1,
             "more than input_length",
         ),
+        (
+            '{"timestamp": 0, "input_length": -5, "output_length": 1, "hash_ids": [1]}\n',
+            1,
+            "prompt of -5 tokens: must have 1 to ",
+        ),
     ],
 )
 def test_a_broken_row_names_file_line_and_rule(tmp_path: Path, text: str, line: int, rule: str) -> None:

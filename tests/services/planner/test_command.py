@@ -220,7 +220,11 @@ def test_a_file_that_cannot_be_written_is_told_before_anything_runs(
         ),
         (
             "[performance.a100]\nkind = 'crystal'",
-            "performance.kind = 'crystal': must be one of linear, roofline",
+            "performance.a100.kind = 'crystal': must be one of linear, roofline",
+        ),
+        (
+            "[performance.a100]\nkind = 'linear'\nstep_s = -1",
+            "performance.a100.step_s = -1.0: must be 0 or more",
         ),
         ("[instance]\nblock_sizes = 16", "block_sizes"),
     ],
@@ -246,10 +250,15 @@ def test_a_bad_price_list_is_told(trace: Path, tmp_path: Path, content: str, sai
 
 
 def test_processes_are_held_to_the_cores(trace: Path, tmp_path: Path) -> None:
-    config, cores = tmp_path / "base.toml", len(os.sched_getaffinity(0))
+    """Beside it prices of devices that are not asked for are said not to be looked at."""
+    config, cores, prices = tmp_path / "base.toml", len(os.sched_getaffinity(0)), tmp_path / "prices.toml"
     config.write_text(CONFIG)
-    result = run(trace, "--rate", "6", "--config", str(config), "--devices", "a100", "--processes", "1000000")
+    prices.write_text("h100 = 2.0\na100 = 2.0\n")
+    options = ("--config", str(config), "--devices", "a100", "--prices", str(prices))
+    result = run(trace, "--rate", "6", *options, "--processes", "1000000")
     assert result.exit_code == 0, result.output
+    said = " ".join(result.output.split())
+    assert "not looked at, as --devices has no such: --prices h100" in said
     assert f"--processes 1000000: held to {cores}, one a core" in result.output
 
 

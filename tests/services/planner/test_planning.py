@@ -322,17 +322,23 @@ def test_what_a_bound_of_devices_leaves_out_is_not_said_to_miss_its_objectives()
     said = attention_verdict(found)
     assert said == f"attention workers do not pay here: no deployment with them {within}"
     assert verdict(found).endswith(f"no disaggregated deployment {within}, a coupled one does")
+    search = plan(kinds_in(world), bounds_in(world), demand_of(rate=5.0, most=2), REQUESTS, caveat="too few")
+    found, _ = search_world(search, world)
+    for said in (verdict(found), attention_verdict(found) or ""):
+        assert said.endswith(", as far as so few requests tell")
     search = plan(kinds_in(world), bounds_in(world), demand_of(rate=5.0), REQUESTS)
     found, _ = search_world(search, world)
     assert "more cost than the best one without" in (attention_verdict(found) or "")
 
 
-def test_of_few_requests_nothing_is_said_to_be_impossible() -> None:
+@pytest.mark.parametrize(("most", "which"), [(None, "other"), (8, "more")])
+def test_of_few_requests_nothing_is_said_to_be_impossible(most: int | None, which: str) -> None:
     world = {kind_of("mixed"): 0.0}
-    search = plan(kinds_in(world), bounds_in(world), demand_of(), REQUESTS, caveat="too few")
+    demand = demand_of(most=most)
+    search = plan(kinds_in(world), bounds_in(world), demand, REQUESTS, caveat="too few")
     found, _ = search_world(search, world)
     assert verdict(found) == (
-        "nothing keeps the objectives: loosen them, or allow more devices, or give more requests"
+        f"nothing keeps the objectives: loosen them, or allow {which} devices, or give more requests"
     )
     assert next(iter(summary_of(found))) == "too few"
 

@@ -57,6 +57,10 @@ def test_a_run_that_any_number_of_instances_would_fail_is_refused(tmp_path: Path
         check_length(prepared)
     assert (caught.value.key, caught.value.value) == ("--rate", 1_000.0)
     assert "no run says whether work piles up" in caught.value.rule
+    longest = max(prepared.conditions.rows, key=lambda row: row.output_tokens * 10_000 + row.prompt_tokens)
+    number = prepared.conditions.rows.index(longest) + 1
+    tokens = f"{longest.prompt_tokens} + {longest.output_tokens} tokens"
+    assert f"(longest number {number}, of {tokens}, for " in caught.value.rule
 
 
 def test_a_run_whose_requests_all_come_before_any_goes_is_refused(tmp_path: Path) -> None:

@@ -109,7 +109,11 @@ def test_aladdin_fits_no_law_to_one_number_of_devices(trace: Path, tmp_path: Pat
     options = ("--config", str(config), "--devices", "a100", "--rate", "6", "--json", str(out))
     result = run(trace, "--search", "aladdin", *options)
     assert result.exit_code == 0, result.output
-    assert "no equation 5" in json.loads(out.read_bytes())["lines"][0]
+    found = json.loads(out.read_bytes())
+    assert "no equation 5" in found["lines"][0]
+    assert "equation 6's batch is " in found["lines"][1]
+    assert "workers are simulated with up to 64" in found["lines"][1]
+    assert [row[0] for row in found["rows"]] == ["a100 TP1"]
 
 
 def test_splitwise_says_what_no_design_can_be_within(trace: Path, tmp_path: Path) -> None:

@@ -320,6 +320,21 @@ def test_workers_that_nobody_has_are_missed() -> None:
         mesh(pool("prefill"), pool("decode", kv_tokens=None, instance={"attention_workers": 2}))
 
 
+@pytest.mark.parametrize(
+    ("performance", "key", "rule"),
+    [
+        ({"kind": "linear", "step_s": -1.0}, "step_s", "must be 0 or more"),
+        ({}, "kind", "must be given, one of linear, roofline, "),
+    ],
+)
+def test_attention_workers_performance_is_named_by_its_table(
+    performance: dict[str, Any], key: str, rule: str
+) -> None:
+    with pytest.raises(ConfigError, match=rule) as caught:
+        remote(workers={"performance": performance})
+    assert caught.value.key == f"pool.attention.performance.{key}"
+
+
 def test_a_source_that_measured_whole_steps_is_refused() -> None:
     measured = {"kind": "splitwise", "path": "perf_model.csv", "model": "bloom-176b", "hardware": "h100"}
     with pytest.raises(ConfigError, match="must be roofline, linear") as caught:

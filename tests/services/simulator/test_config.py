@@ -63,6 +63,14 @@ def test_a_pool_without_a_performance_is_told_of_which_there_are() -> None:
         simulated_from_tree({"pool": [{"name": "mixed", "role": "mixed", "count": 1, "kv_tokens": 4096}]})
 
 
+def test_a_pool_without_a_role_is_told_of_all_of_them() -> None:
+    with pytest.raises(
+        ConfigError, match="must be given, one of prefill, decode, mixed, attention"
+    ) as caught:
+        simulated_from_tree({"pool": [{"name": "some", "count": 1, "kv_tokens": 4096}]})
+    assert caught.value.key == "pool.some.role"
+
+
 @pytest.mark.parametrize(("key", "value"), [("devices", 3), ("pipeline", 1000)])
 def test_a_pool_s_parallelism_is_named_as_its_file_has_it(key: str, value: int) -> None:
     performance = {"kind": "roofline"}

@@ -380,7 +380,7 @@ def test_a_picture_shows_the_wanted_steps() -> None:
     assert "decode<0>" in texts
     with pytest.raises(LauncherError, match="5 decode steps"):
         draw_steps(layout, 6)
-    with pytest.raises(LauncherError, match="nobody was served meanwhile"):
+    with pytest.raises(LauncherError, match="no decode step was recorded"):
         draw_steps(lay_out(mesh_of(service_of([("slice", "compute", 5, 60)]))), 3)
 
 
