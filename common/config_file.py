@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hint
 import msgspec
 
 from common.config import Config
-from common.config_rules import has_scheme, rules_of, scheme_rule
+from common.config_rules import has_scheme, rules_of, scheme_rule, without_credentials
 from common.errors import ConfigError
 from common.secret_files import with_secrets
 
@@ -174,7 +174,7 @@ def check_config(config: Config) -> None:
 def check_url(key: str, url: str, schemes: tuple[str, ...]) -> None:
     """Raises ConfigError for an address that no server of that kind can have."""
     if not has_scheme(url, schemes):
-        raise ConfigError(key, url, scheme_rule(schemes))
+        raise ConfigError(key, without_credentials(url), scheme_rule(schemes))
 
 
 def _decode_path(kind: type, value: Any) -> Any:

@@ -4,7 +4,7 @@ docs/configuration.md says all of them."""
 import math
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, get_args
 
@@ -157,7 +157,8 @@ def rules_of(config: Config) -> Iterator[Rule]:
         ("mesh.redis_url", REDIS_SCHEMES),
         ("telemetry.otlp_endpoint", OTLP_SCHEMES),
     ):
-        yield _rule(config, key, scheme_rule(schemes), partial(has_scheme, schemes=schemes))
+        rule = _rule(config, key, scheme_rule(schemes), partial(has_scheme, schemes=schemes))
+        yield rule if rule.value is None else replace(rule, value=without_credentials(rule.value))
     yield from _pairs(config)
     yield from _replica_rules(config)
     yield from _class_rules(config)
@@ -165,6 +166,12 @@ def rules_of(config: Config) -> Iterator[Rule]:
 
 def has_scheme(url: str, schemes: tuple[str, ...]) -> bool:
     return url.partition("://")[0] in schemes
+
+
+def without_credentials(url: str) -> str:
+    """To be told: who logs in, and by which password, stands before the host."""
+    login, at, place = url.rpartition("@")
+    return f"{login.partition('://')[0]}://...@{place}" if at else url
 
 
 def scheme_rule(schemes: tuple[str, ...]) -> str:

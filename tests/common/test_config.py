@@ -111,6 +111,10 @@ BROKEN = [
     ({"instance": {"block_size": "16"}}, "instance.block_size = '16': must be a whole number"),
     ({"mesh": {"nats_url": "http://x:1"}}, "mesh.nats_url = 'http://x:1': must begin with nats:// or tls://"),
     (
+        {"mesh": {"nats_url": "http://me:p@ss@x:1"}},
+        "mesh.nats_url = 'http://...@x:1': must begin with nats:// or tls://",
+    ),
+    (
         {"mesh": {"redis_url": "x:1"}},
         "mesh.redis_url = 'x:1': must begin with redis:// or rediss:// or unix://",
     ),

@@ -473,8 +473,11 @@ def test_a_file_is_no_state_directory(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("option", "plan"),
-    [("--nats", LaunchPlan(port=0, nats_url="foo")), ("--redis", LaunchPlan(port=0, redis_url="foo"))],
+    [
+        ("--nats", LaunchPlan(port=0, nats_url="foo://me:secret@x")),
+        ("--redis", LaunchPlan(port=0, redis_url="foo://:secret@x")),
+    ],
 )
 def test_a_url_of_another_kind_is_refused_at_once(tmp_path: Path, option: str, plan: LaunchPlan) -> None:
-    with pytest.raises(ConfigError, match=f"{option} = 'foo': must begin with"):
+    with pytest.raises(ConfigError, match=rf"{option} = 'foo://\.\.\.@x': must begin with"):
         local.up(tmp_path / "mesh", plan, CONFIG, lambda mesh: None)
