@@ -1,13 +1,16 @@
 """Tiny models of every family, saved as ordinary directories with random weights (see ``tiny``)."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
+from common.model import kernels
+from common.model.cpu.library import compile_kernels
 from common.model.program import ModelProgram, load_program
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -137,3 +140,11 @@ def tiny_models(root: Path) -> MakeTiny:
         return made[family]
 
     return make
+
+
+@pytest.fixture(scope="module")
+def both_ways() -> Iterator[None]:
+    """Compiled kernels are there to be switched on, and off again for the tests of other modules."""
+    compile_kernels(Path("~/.cache/lamella"))
+    yield
+    kernels.use(None)
