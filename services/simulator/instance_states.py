@@ -13,6 +13,7 @@ from prefill.prompts import PromptQueue
 from prefill.state import PrefillState
 from scheduler.policy.prefill_batching import fill_batch_of
 from scheduler.policy.pull_budget import PullBudget, share_of_steps
+from services.hosts.engines import host_blocks_in
 from services.simulator.config import Pool, Simulated
 from services.simulator.gateway import END_TOKEN
 
@@ -55,7 +56,7 @@ def states_of(simulated: Simulated, pool: Pool, record: InstanceRecord) -> tuple
         min_move_gain_tokens=settings.attention_move_gain_tokens,
         mates=mates,
         pulls=_pulls(simulated, pool),
-        host_blocks=settings.swap_bytes // layout.block_bytes if remote is None else 0,
+        host_blocks=host_blocks_in(config, layout, record.total_blocks) if remote is None else 0,
         block_bytes=layout.block_bytes,
         turns=ContextTurns(settings.max_step_context_tokens),
     )

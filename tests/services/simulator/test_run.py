@@ -161,6 +161,14 @@ def test_sequences_do_not_queue_for_their_kv_where_the_link_has_time_for_them() 
     assert waits_s[True] < 1.5
 
 
+def test_a_host_tier_is_as_large_as_a_live_one() -> None:
+    for swap_tokens in (160, 1_000_000):
+        instance = {"swap_bytes": swap_tokens * TOKEN_BYTES}
+        cluster = run(mesh(pool("mixed", kv_tokens=3200), instance=instance), (0.0, 100, 10))
+        [state] = [each.decode_state for each in cluster.lives]
+        assert state.swapping.host.total_blocks == min(swap_tokens, 3200) // 16
+
+
 ARRANGEMENTS: dict[str, Simulated] = {
     "pools": mesh(pool("prefill", 2), pool("decode", 2), instance={"chunk_tokens": 256}),
     "with messages that take time": mesh(pool("prefill", 2), pool("decode", 2), cluster={"hop_s": 0.003}),
