@@ -335,7 +335,8 @@ class AttentionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 class EmulationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The emulated engine's cost model. A chunk takes ``prefill_base_s`` and for each token of it
     ``prefill_per_token_s``; a decode step ``decode_base_s``, for each sequence in it
-    ``decode_per_sequence_s`` and for each token of their contexts ``decode_per_context_token_s``.
+    ``decode_per_sequence_s`` and for each token of their contexts ``decode_per_context_token_s``. A pass of
+    both takes the longer one of the two fixed parts: it reads its weights once.
 
     ``total_blocks`` fixes the pool, since no bytes need to be held. It draws from ``vocab_size`` tokens,
     for contexts of up to ``context_length``.

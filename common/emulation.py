@@ -36,18 +36,17 @@ class EmulatedRunner:
         return [None if step.draw is None else self._token(step.draw) for step in batch]
 
     def step_time_s(self, batch: Sequence[SequenceStep]) -> float:
-        """Seconds of one forward pass: decode's fixed part, or prefill's when any prompt token is in it."""
+        """Seconds of one forward pass; with both kinds of work in it, of fixed parts the larger one: its weights
+        are read once."""
         config = self._config
         decodes = [step for step in batch if _is_decode(step)]
         prompt_tokens = sum(len(step.token_ids) for step in batch) - len(decodes)
-        context_tokens = sum(step.start for step in decodes)
+        context_tokens = sum(step.start + 1 for step in decodes)
         time_s = config.decode_per_sequence_s * len(decodes)
         time_s += config.decode_per_context_token_s * context_tokens
-        if prompt_tokens:
-            time_s += config.prefill_base_s + config.prefill_per_token_s * prompt_tokens
-        if decodes:
-            time_s += config.decode_base_s
-        return time_s
+        time_s += config.prefill_per_token_s * prompt_tokens
+        fixed_s = config.prefill_base_s if prompt_tokens else 0.0
+        return time_s + max(fixed_s, config.decode_base_s if decodes else 0.0)
 
     def _token(self, draw: Draw) -> SampledToken:
         position = len(draw.prompt_ids) + len(draw.output_ids)

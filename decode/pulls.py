@@ -3,7 +3,7 @@
 Every portion has a bound (``PullBudget``; Lamina 2, section 5). While nothing is computed all ask, for what
 comes within some tens of milliseconds: a step that begins meanwhile soon has the link to itself. While steps
 run, every end of one lets as much be asked for as its share of a step allows, at once or when somebody comes
-to need it, by the earliest admitted that is not waiting for an answer. What its portion leaves of that,
+to need it, by the earliest admitted that is not waiting for an answer. What its portion leaves of that time,
 because no more was there, the next one has: each asks once in a step, and short prompts do not take a step
 each. One that the prefill instance has yet to compute keeps the others waiting until the step ends.
 
@@ -27,19 +27,19 @@ class Portion:
 
 @dataclass(slots=True)
 class _Pull:
-    """``max_bytes``: of the newest portion. It was asked for in the step before which so many had ended
-    (``step``); None: while nothing was computed."""
+    """``room_s``: that the newest portion may take. It was asked for in the step before which so many had
+    ended (``step``); None: while nothing was computed."""
 
     portions: int = 0
     is_asked: bool = False
-    max_bytes: int = 0
+    room_s: float = 0.0
     step: int | None = None
 
 
 @dataclass(slots=True)
 class Pulls:
-    """``under_way``: in the order of admission. ``_left_bytes``: of what the newest end of a step let be
-    asked for; None: all of it."""
+    """``under_way``: in the order of admission. ``_left_s``: of the time that the newest end of a
+    step left for them; None: all of it."""
 
     budget: PullBudget = field(default_factory=PullBudget)
     is_pushed: bool = False
@@ -48,7 +48,7 @@ class Pulls:
     _counted: dict[int, int] = field(default_factory=dict)
     """By lane: of its step in flight and those that follow on it, how many have ended (``count_steps``)."""
     _steps: int = 0
-    _left_bytes: int | None = 0
+    _left_s: float | None = 0.0
 
     @property
     def owners(self) -> list[BlockOwner]:
@@ -67,8 +67,8 @@ class Pulls:
         if not pull.is_asked:
             raise ValueError(f"{owner}: a portion of KV came that nobody had asked for")
         self.budget.portion_done(kv_bytes, transfer_s)
-        if pull.step == self._steps and self._left_bytes is not None:
-            self._left_bytes += max(0, pull.max_bytes - kv_bytes)
+        if pull.step == self._steps and self._left_s is not None:
+            self._left_s += max(0.0, pull.room_s - transfer_s)
         pull.is_asked = False
         pull.portions += 1
 
@@ -87,7 +87,7 @@ class Pulls:
         if steps:
             self.budget.step_ended((now - began_s) / steps, steps)
         self._steps += 1
-        self._left_bytes = None
+        self._left_s = None
 
     def count_steps(self, lane: int, now: float, steps: int) -> None:
         """So many more have ended that are told of later (``step_ended``): what they took counts now."""
@@ -122,20 +122,22 @@ class Pulls:
         ]
         if not asking:
             return []
-        if decoding:
-            max_bytes = self._room_bytes(decoding)
-            if max_bytes < self.budget.least_bytes:
-                return []
+        room_s = 0.0
+        if not decoding:
+            max_bytes = self.budget.idle_portion_bytes(len(self.under_way))
+        elif self._left_s is None or self.budget.has_room(self._left_s):
+            room_s = self._room_s(decoding)
+            max_bytes = self.budget.portion_bytes(room_s)
             del asking[1:]
         else:
-            max_bytes = self.budget.idle_portion_bytes(len(self.under_way))
-        self._left_bytes = 0
+            return []
+        self._left_s = 0.0
         for owner in asking:
             pull = self.under_way[owner]
-            pull.is_asked, pull.max_bytes, pull.step = True, max_bytes, step
+            pull.is_asked, pull.room_s, pull.step = True, room_s, step
         return [Portion(owner, self.under_way[owner].portions, max_bytes) for owner in asking]
 
-    def _room_bytes(self, decoding: int) -> int:
-        if self._left_bytes is None:
-            return self.budget.portion_bytes(max(1, len(self._steps_began_s)), len(self.under_way), decoding)
-        return self._left_bytes
+    def _room_s(self, decoding: int) -> float:
+        if self._left_s is None:
+            return self.budget.allowed_s(max(1, len(self._steps_began_s)), len(self.under_way), decoding)
+        return self._left_s

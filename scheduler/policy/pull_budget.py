@@ -2,8 +2,10 @@
 
 Lamina 2, section 5: attention workers take prefill's KV in the gaps between decode steps. A portion is as
 large as the measured transfer rate moves within a share of the measured step time; never so small that it is
-all overhead, so a pull always comes to its end. While no step runs a portion is larger, and still bounded:
-what is asked for then may be in the air when the next step begins.
+all overhead, so a pull always comes to its end. What it leaves of that time the next one may take, if it is
+enough for the least portion, or for one as they mostly are: a short prompt's takes a moment, however few bytes
+it has, and by its rate the least portion would take many steps. While no step runs a portion is larger, and
+still bounded: what is asked for then may be in the air when the next step begins.
 
 A share that is never exceeded lets those queue that wait for their KV, while there is memory for them and
 time on the link: within 0.2 of a link of 25 GB/s a decode instance of LLaMA2-70B takes 13 requests of 1,150
@@ -48,14 +50,23 @@ class PullBudget:
     _portion_s: float = 0.0
     _newest_bytes_per_s: float = 0.0
 
-    def portion_bytes(self, lanes: int = 1, pulls: int = 0, decoding: int = 1) -> int:
-        """The largest portion to ask for now, beside ``decoding`` sequences, of which there is at least one,
-        by one of so many pulls. Steps of so many lanes are under way, and each one's end lets one ask:
-        together they keep to the share."""
+    def allowed_s(self, lanes: int = 1, pulls: int = 0, decoding: int = 1) -> float:
+        """How long what is asked for after a step may be in the air, beside ``decoding`` sequences, of which
+        there is at least one, by so many pulls. Steps of so many lanes are under way, and each one's end lets
+        some ask: together they keep to the share."""
+        return max(self.share, pulls / (pulls + decoding)) * self._step_s / lanes
+
+    def portion_bytes(self, room_s: float) -> int:
+        """The largest portion to ask for in so long."""
         if self._portion_s == 0:
             return self.least_bytes
-        share = max(self.share, pulls / (pulls + decoding))
-        return max(self.least_bytes, int(share * self._step_s * self._bytes_per_s / lanes))
+        return max(self.least_bytes, int(room_s * self._bytes_per_s))
+
+    def has_room(self, left_s: float) -> bool:
+        """Whether one more is worth asking for in what others left of the time."""
+        if self._portion_s == 0:
+            return left_s > 0
+        return left_s >= min(self._portion_s, self.least_bytes / self._bytes_per_s)
 
     def idle_portion_bytes(self, pulls: int) -> int:
         """The same while no step runs, for each of so many pulls under way. The newest portion's rate counts

@@ -190,7 +190,8 @@ def _describe_rests(overhead: Overhead) -> str:
         token = f", {1e6 * overhead.token_s:.0f} µs a token" if overhead.token_s else ""
         limit = _limit_note(overhead.token_s / MOST_TOKEN_S)
         found.append(f"{others}{1e3 * overhead.pass_s:.2f} ms{token}{limit}")
-    return f"a pass rests {'; '.join(found)}"
+    late = f" and ends {1e3 * overhead.late_s:.2f} ms late" if overhead.late_s else ""
+    return f"a pass rests {'; '.join(found)}{late}"
 
 
 def _describe_host(host: HostConfig, hidden: Rests) -> str:

@@ -177,7 +177,7 @@ def _running_mesh(
             url=status.url,
             settings=local.mesh_config(directory).mesh,
             instance_pids=tuple(pid for is_instance, pid in pids if is_instance and pid is not None),
-            engines=_engines_of(config, candidate, status),
+            engines=_engines_of(candidate, status),
             service_pids=tuple(pid for is_instance, pid in pids if not is_instance and pid is not None),
             probe=Probe(config),
         )
@@ -185,11 +185,8 @@ def _running_mesh(
         local.down(directory)
 
 
-def _engines_of(config: Config, candidate: Candidate, status: MeshStatus) -> tuple[EngineProcess, ...]:
-    """That compute a model, as an emulated pass takes longer than it says. Gaps are asked of who computes
-    its own attention: who has workers for it rests between layers, too."""
-    if config.instance.engine != "model":
-        return ()
+def _engines_of(candidate: Candidate, status: MeshStatus) -> tuple[EngineProcess, ...]:
+    """Gaps are asked of who computes its own attention: who has workers for it rests between layers, too."""
     roles = (*INSTANCE_ROLES, "attention")
     own = ("prefill",) if candidate.instances.get("attention", 0) else INSTANCE_ROLES
     return tuple(

@@ -4,8 +4,8 @@ the same settings, to hold the simulator to what a live mesh did.
 What a mesh costs beside the model is from its own runs of the ``calibration`` workloads, which should be so
 thin that requests hardly wait. What every pass takes more than its profile says is how long instances of its
 role counted that models rest before the next one, by tokens that are drawn and prompts that end; where those
-that decode did not count, and what a message takes, it is the median of what these runs say, in which each
-request is held to itself. Where there are ``costs``, all run on one host, and what is taken of its cores
+that decode did not count, by how much emulated passes end late, and what a message takes, it is the median of
+what these runs say, in which each request is held to itself. Where there are ``costs``, all run on one host, and what is taken of its cores
 beside passes is from the processor time of these workloads, in other configurations, too; how much of that
 costs engines nothing, as they rest, is from how long they waited for cores amid passes. Over attention
 workers, what a token's exchange with them takes of a step is what requests' times per token are off by on
@@ -39,7 +39,7 @@ from services.compare.engine_times import PassCounts, counts_of_all
 from services.compare.host_costs import Counted, host_of
 from services.compare.pass_rests import APART, NO_RESTS, Rests, fit_rests
 from services.compare.records import RunRecord
-from services.compare.simulated_mesh import Overhead, pace_of, simulated_of
+from services.compare.simulated_mesh import Overhead, is_emulated, pace_of, simulated_of
 from services.profiling.probe import looking_s
 from services.simulator.cluster import Cluster
 from services.simulator.host_config import HostConfig
@@ -132,6 +132,7 @@ class Simulation:
             overhead = overhead._replace(
                 pass_s=statistics.median(each.pass_s for each in found),
                 hop_s=statistics.median(each.hop_s for each in found),
+                late_s=statistics.median(each.late_s for each in found),
             )
             overhead = self._with_exchanged(candidate, own, overhead)
             overhead = self._with_turns(candidate, own, overhead)
@@ -272,7 +273,8 @@ class Simulation:
     def _overhead_of(self, candidate: Candidate, record: RunRecord, known: Overhead) -> Overhead:
         """A time to first token is made of messages and passes, a time per token of steps and, in its first
         gap, of messages: each is corrected by what it is off, a few times. ``known``: all that is found
-        otherwise, of which rests are what passes take more, where those that decode counted them."""
+        otherwise, of which rests are what passes take more, where those that decode counted them; emulated
+        ones end late beside that, as a process is woken when it has waited long enough."""
 
         @cache
         def off(tried: Overhead) -> tuple[float, float]:
@@ -282,10 +284,13 @@ class Simulation:
 
         counting = {each.role for each in known.rests}
         is_counted = {each for each in DECODING if candidate.instances.get(each, 0)} <= counting
-        found = self._in_its_minutes(candidate, record, known._replace(pass_s=0.0, hop_s=0.0))
+        is_late = is_counted and is_emulated(self.comparison, candidate)
+        found = self._in_its_minutes(candidate, record, known._replace(pass_s=0.0, hop_s=0.0, late_s=0.0))
         hops = (off(found)[0] - off(found._replace(hop_s=PROBE_S))[0]) / PROBE_S
         for _ in range(CORRECTIONS):
-            if not is_counted:
+            if is_late:
+                found = found._replace(late_s=max(0.0, found.late_s + off(found)[1]))
+            elif not is_counted:
                 found = found._replace(pass_s=max(0.0, found.pass_s + off(found)[1]))
             found = found._replace(hop_s=max(0.0, found.hop_s + off(found)[0] / hops))
         return found

@@ -37,7 +37,8 @@ class Overhead(NamedTuple):
     step over attention workers draws; ``hop_s``: of a message. ``host``: on which all run, if it is known
     what they take of it. ``pace``: how many times as long as the profile says the model's passes take.
     ``rests``: of roles whose instances counted theirs, in place of both. ``hidden``: what of the host's costs
-    is done on the cores of engines that rest then."""
+    is done on the cores of engines that rest then. ``late_s``: by how much later than they say emulated
+    passes of who counted rests end."""
 
     pass_s: float = 0.0
     hop_s: float = 0.0
@@ -46,6 +47,7 @@ class Overhead(NamedTuple):
     rests: tuple[Rests, ...] = ()
     hidden: Rests = NO_RESTS
     token_s: float = 0.0
+    late_s: float = 0.0
 
     def rests_of(self, role: str) -> Rests:
         found = (each for each in self.rests if each.role == role)
@@ -120,6 +122,10 @@ def _contention(config: Config, overhead: Overhead, path: Path | None) -> dict[s
     return {"beside_s_per_rate": overhead.pace**2 * found.s_per_rate, "beside_share": found.share}
 
 
+def is_emulated(comparison: Comparison, candidate: Candidate) -> bool:
+    return config_from_tree(settings_of(comparison, candidate, UNREAD)).instance.engine == "emulated"
+
+
 def pace_of(comparison: Comparison, candidate: Candidate, record: RunRecord) -> float:
     """How many times as long as when it was profiled passes took in that run, by a fixed piece of work
     that was timed then and now; 1 where it was not."""
@@ -161,12 +167,13 @@ def _performance(
             "overhead_prompt_s": rests.prompt_s,
         }
         return {"kind": "profile", "path": str(path), "pace": overhead.pace, **beside}
-    emulation, pace = config.emulation, overhead.pace
+    emulation, pace, pass_s = config.emulation, overhead.pace, rests.pass_s + overhead.late_s
     return {
         "kind": "linear",
-        "prefill_s": pace * emulation.prefill_base_s + rests.pass_s,
+        "prefill_s": pace * emulation.prefill_base_s + pass_s,
         "per_prompt_token_s": pace * emulation.prefill_per_token_s,
-        "step_s": pace * emulation.decode_base_s + rests.pass_s,
+        "per_ended_prompt_s": rests.prompt_s,
+        "step_s": pace * emulation.decode_base_s + pass_s,
         "per_sequence_s": pace * emulation.decode_per_sequence_s + rests.token_s,
         "per_context_token_s": pace * emulation.decode_per_context_token_s,
     }

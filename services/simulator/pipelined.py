@@ -305,7 +305,7 @@ class PipelinedEngine:
             phases = self._choice.choose(tokens, self.rooms.decode_shape(lane)[0], step_since_s, now)
             chunk = chunk if "prefill" in phases else None
             lane = lane if "decode" in phases else None
-        sequences = context = 0
+        sequences = context = prompts = 0
         if lane is not None:
             del self._lanes[lane]
             sequences, context = self.rooms.decode_shape(lane)
@@ -313,7 +313,8 @@ class PipelinedEngine:
         if chunk is not None:
             self._chunk = None
             chunks = tuple((piece.start, piece.tokens) for piece in chunk.slices)
-        shape = PassShape(chunks, sequences, context)
+            prompts = sum(piece.is_last for piece in chunk.slices)
+        shape = PassShape(chunks, sequences, context, prompts)
         duration_s = self.settings.pass_s(shape)
         front_s = 0.0 if self._front is None else self._front.front_s(shape)
         stages = self._occupy(duration_s, front_s, now)

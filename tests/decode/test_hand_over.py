@@ -82,6 +82,21 @@ def test_what_a_portion_leaves_of_a_steps_share_the_next_sequence_has() -> None:
     )
 
 
+def test_short_prompts_whose_pulls_take_a_moment_do_not_take_a_step_each() -> None:
+    """However few bytes they have: at their rate the least portion would take seconds."""
+    state = make_state(total_blocks=40, pulls=Pulls(PullBudget(share=0.2)))
+    start(state, "r1", max_tokens=50)
+    state.pulls.budget.portion_done(32, 0.002)
+    for request_id in ("r2", "r3", "r4"):
+        handle(state, events.TaskArrived(task_of(request_id)))
+    commands = handle(state, events.StepFinished((SampledToken(8),)), now=0.01)
+    for request_id in ("r2", "r3", "r4"):
+        [pull] = kinds(commands, events.PullSequence)
+        assert (pull.owner, pull.max_bytes) == (owner_of(request_id), state.pulls.budget.least_bytes)
+        finished = events.PullFinished(owner_of(request_id), kv_bytes=32, transfer_s=0.002)
+        commands = handle(state, finished, now=0.012)
+
+
 def test_while_steps_run_a_portion_a_step_is_pulled_as_large_as_its_share_allows() -> None:
     budget = PullBudget(share=0.2, least_bytes=10)
     state = make_state(total_blocks=40, pulls=Pulls(budget))
@@ -90,9 +105,9 @@ def test_while_steps_run_a_portion_a_step_is_pulled_as_large_as_its_share_allows
     handle(state, events.TaskArrived(early_of("r3")))
     [pull] = kinds(handle(state, events.StepFinished((SampledToken(8),)), now=1.0), events.PullSequence)
     assert (pull.owner, pull.portion, pull.max_bytes) == (owner_of("r2"), 0, 10)
-    assert not kinds(handle(state, events.PortionPulled(owner_of("r2"), 1000, 0.1)), events.PullSequence)
+    assert not kinds(handle(state, events.PortionPulled(owner_of("r2"), 1000, 0.7)), events.PullSequence)
     [pull] = kinds(handle(state, events.StepFinished((SampledToken(8),)), now=2.0), events.PullSequence)
-    assert (pull.owner, pull.portion, pull.max_bytes) == (owner_of("r2"), 1, 6666), "two wait beside one"
+    assert (pull.owner, pull.portion, pull.max_bytes) == (owner_of("r2"), 1, 952), "two wait beside one"
     [pull] = kinds(handle(state, events.StepFinished((SampledToken(8),)), now=3.0), events.PullSequence)
     assert pull.owner == owner_of("r3"), "a portion that does not come keeps nobody waiting"
     handle(state, events.PortionPulled(owner_of("r2"), 1, 0.1))
@@ -118,7 +133,7 @@ def test_a_portion_asked_for_while_idle_is_soon_over_when_a_step_begins() -> Non
     assert (pull.owner, pull.portion, pull.max_bytes) == (
         owner_of("r2"),
         1,
-        state.pulls.budget.portion_bytes(pulls=1, decoding=1),
+        state.pulls.budget.portion_bytes(state.pulls.budget.allowed_s(pulls=1, decoding=1)),
     )
 
 

@@ -103,7 +103,9 @@ class Pair:
         assert one.batches.steps == other.batches.steps
         assert one.mates == other.mates
         ones, others = one.pulls.budget, other.pulls.budget
-        assert ones.portion_bytes() == pytest.approx(others.portion_bytes(), abs=1)
+        allowed_s = ones.allowed_s()
+        assert allowed_s == pytest.approx(others.allowed_s())
+        assert ones.portion_bytes(allowed_s) == others.portion_bytes(allowed_s)
 
 
 def without_rows(commands: list[events.DecodeCommand]) -> list[events.DecodeCommand]:

@@ -1,5 +1,6 @@
 """The linear law of DistServe (appendix A) and Aladdin (section 3): what a pass costs is a sum of what its
-tokens, its attention pairs, its sequences and their context cost, and of a fixed part."""
+tokens, its attention pairs, its sequences and their context cost, and of a fixed part; and of what a prompt
+that ends in it costs its process."""
 
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ class LinearPerformance:
     step_s: float = 0.0
     per_sequence_s: float = 0.0
     per_context_token_s: float = 0.0
+    per_ended_prompt_s: float = 0.0
 
     @property
     def stages(self) -> int:
@@ -27,6 +29,8 @@ class LinearPerformance:
         for start, tokens in shape.chunks:
             seconds += self.per_prompt_token_s * tokens + self.per_pair_s * pairs_of(start, tokens)
             fixed_s = self.prefill_s
+        if shape.ended:
+            seconds += self.per_ended_prompt_s * shape.ended
         if shape.sequences:
             fixed_s = max(fixed_s, self.step_s)
             seconds += self.per_sequence_s * shape.sequences + self.per_context_token_s * shape.context_tokens

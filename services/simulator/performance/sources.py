@@ -56,6 +56,7 @@ class LinearSource(
     step_s: float = 0.0
     per_sequence_s: float = 0.0
     per_context_token_s: float = 0.0
+    per_ended_prompt_s: float = 0.0
 
 
 class RooflineSource(
