@@ -36,7 +36,7 @@ class EmulatedRunner:
         return [None if step.draw is None else self._token(step.draw) for step in batch]
 
     def step_time_s(self, batch: Sequence[SequenceStep]) -> float:
-        """Seconds of one forward pass; with both kinds of work in it, of fixed parts the larger one: its weights
+        """Seconds of one forward pass; with both kinds of work in it, of fixed parts the larger one: weights
         are read once."""
         config = self._config
         decodes = [step for step in batch if _is_decode(step)]

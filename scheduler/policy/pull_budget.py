@@ -3,9 +3,9 @@
 Lamina 2, section 5: attention workers take prefill's KV in the gaps between decode steps. A portion is as
 large as the measured transfer rate moves within a share of the measured step time; never so small that it is
 all overhead, so a pull always comes to its end. What it leaves of that time the next one may take, if it is
-enough for the least portion, or for one as they mostly are: a short prompt's takes a moment, however few bytes
-it has, and by its rate the least portion would take many steps. While no step runs a portion is larger, and
-still bounded: what is asked for then may be in the air when the next step begins.
+enough for the least portion, or for one as they mostly are: a short prompt's takes a moment, however few
+bytes it has, and by its rate the least portion would take many steps. While no step runs a portion is larger,
+and still bounded: what is asked for then may be in the air when the next step begins.
 
 A share that is never exceeded lets those queue that wait for their KV, while there is memory for them and
 time on the link: within 0.2 of a link of 25 GB/s a decode instance of LLaMA2-70B takes 13 requests of 1,150

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from common.config import Config, MeshConfig
+from common.config import MeshConfig
 from common.signals import run_until_signal
 from services.bench.client import Outcome
 from services.bench.plan import FOREGROUND, RequestMaker, make_foreground, plan_foreground

@@ -5,13 +5,13 @@ What a mesh costs beside the model is from its own runs of the ``calibration`` w
 thin that requests hardly wait. What every pass takes more than its profile says is how long instances of its
 role counted that models rest before the next one, by tokens that are drawn and prompts that end; where those
 that decode did not count, by how much emulated passes end late, and what a message takes, it is the median of
-what these runs say, in which each request is held to itself. Where there are ``costs``, all run on one host, and what is taken of its cores
-beside passes is from the processor time of these workloads, in other configurations, too; how much of that
-costs engines nothing, as they rest, is from how long they waited for cores amid passes. Over attention
-workers, what a token's exchange with them takes of a step is what requests' times per token are off by on
-average in those of the ``costs`` in which many sequences are computed at once, and how much longer workers
-and model replicas take in turns what they are off by in the ``saturated`` one, as most waits are short and
-some are long. Nothing else is fitted: no other workload's figures are looked at.
+what these runs say, in which each request is held to itself. Where there are ``costs``, all run on one host,
+and what is taken of its cores beside passes is from the processor time of these workloads, in other
+configurations, too; how much of that costs engines nothing, as they rest, is from how long they waited for
+cores amid passes. Over attention workers, what a token's exchange with them takes of a step is what requests'
+times per token are off by on average in those of the ``costs`` in which many sequences are computed at once,
+and how much longer workers and model replicas take in turns what they are off by in the ``saturated`` one, as
+most waits are short and some are long. Nothing else is fitted: no other workload's figures are looked at.
 """
 
 import statistics
