@@ -85,6 +85,11 @@ def test_meshes_take_turns_at_the_same_requests_and_what_was_run_is_not_run_agai
         assert sum(each.output_tokens for each in record.served) == record.load.output_tokens
         assert record.load.ttft is not None
         assert max(each.ttft_s for each in record.served) == record.load.ttft.maximum_s
+        counted = {each.role: each.passes for each in record.engines}
+        assert counted.keys() == ({"mixed"} if record is coupled else {"prefill", "decode"})
+        assert all(
+            passes is not None and passes.decodes > 0 for role, passes in counted.items() if role != "prefill"
+        )
     assert {use.instance_id for use in coupled.uses} == {"mixed-0"}
     assert {use.instance_id for use in knowing.uses} == {"prefill-0", "decode-0"}
     assert 0 < coupled.resource_time_s <= coupled.duration_s

@@ -9,12 +9,13 @@ from services.compare.engine_times import EngineTimes, PassCounts
 from services.compare.pass_rests import Rests
 from services.compare.records import RunRecord
 from services.compare.simulated import Simulation
-from services.compare.simulated_mesh import Overhead
+from services.compare.simulated_mesh import Overhead, is_emulated
 from services.simulator.host_config import HostConfig
 from tests.services.compare.test_simulated import (
     ALONE,
     BUSY,
     COMPARISON,
+    EMULATED,
     SIMULATION,
     SPLIT,
     TRUE,
@@ -45,6 +46,18 @@ def test_what_instances_counted_between_passes_is_not_sought_in_latencies() -> N
     assert found.rests_of("prefill") == pytest.approx(Rests("prefill", 0.003))
     assert found.pass_s == 0.0
     assert found.hop_s > 0
+
+
+def test_emulated_passes_that_end_late_do_so_beside_what_was_counted() -> None:
+    """What was counted is half of what passes take more."""
+    rests = PassCounts(40, 0.5 * TRUE.pass_s * 40, 0, 40)
+    record = msgspec.structs.replace(live(ALONE, TRUE), engines=(times("decode", rests),))
+    overheads, _ = SIMULATION.pairs([record])
+    found = overheads["split"]
+    assert found.late_s == pytest.approx(0.5 * TRUE.pass_s, rel=0.05)
+    assert found.pass_s == 0.0
+    own = msgspec.structs.replace(COMPARISON, settings=EMULATED | {"instance": {"engine": "model"}})
+    assert not is_emulated(own, SPLIT)
 
 
 def test_who_does_not_count_rests_is_found_by_tokens_beside_who_does() -> None:
