@@ -27,12 +27,12 @@ class Portion:
 
 @dataclass(slots=True)
 class _Pull:
-    """``room_s``: that the newest portion may take. It was asked for in the step before which so many had
-    ended (``step``); None: while nothing was computed."""
+    """``allowed_s``: that the newest portion may take. It was asked for in the step before which so many had
+    ended (``step``); None: while nothing was computed, and nobody has what it leaves."""
 
     portions: int = 0
     is_asked: bool = False
-    room_s: float = 0.0
+    allowed_s: float = 0.0
     step: int | None = None
 
 
@@ -68,7 +68,7 @@ class Pulls:
             raise ValueError(f"{owner}: a portion of KV came that nobody had asked for")
         self.budget.portion_done(kv_bytes, transfer_s)
         if pull.step == self._steps and self._left_s is not None:
-            self._left_s += max(0.0, pull.room_s - transfer_s)
+            self._left_s += max(0.0, pull.allowed_s - transfer_s)
         pull.is_asked = False
         pull.portions += 1
 
@@ -122,22 +122,22 @@ class Pulls:
         ]
         if not asking:
             return []
-        room_s = 0.0
+        allowed_s = 0.0
         if not decoding:
             max_bytes = self.budget.idle_portion_bytes(len(self.under_way))
         elif self._left_s is None or self.budget.has_room(self._left_s):
-            room_s = self._room_s(decoding)
-            max_bytes = self.budget.portion_bytes(room_s)
+            allowed_s = self._allowed_s(decoding)
+            max_bytes = self.budget.portion_bytes(allowed_s)
             del asking[1:]
         else:
             return []
         self._left_s = 0.0
         for owner in asking:
             pull = self.under_way[owner]
-            pull.is_asked, pull.room_s, pull.step = True, room_s, step
+            pull.is_asked, pull.allowed_s, pull.step = True, allowed_s, step
         return [Portion(owner, self.under_way[owner].portions, max_bytes) for owner in asking]
 
-    def _room_s(self, decoding: int) -> float:
+    def _allowed_s(self, decoding: int) -> float:
         if self._left_s is None:
             return self.budget.allowed_s(max(1, len(self._steps_began_s)), len(self.under_way), decoding)
         return self._left_s

@@ -56,11 +56,11 @@ class PullBudget:
         some ask: together they keep to the share."""
         return max(self.share, pulls / (pulls + decoding)) * self._step_s / lanes
 
-    def portion_bytes(self, room_s: float) -> int:
-        """The largest portion to ask for in so long."""
+    def portion_bytes(self, allowed_s: float) -> int:
+        """The largest portion to ask for in so long; more where that is less than the least."""
         if self._portion_s == 0:
             return self.least_bytes
-        return max(self.least_bytes, int(room_s * self._bytes_per_s))
+        return max(self.least_bytes, int(allowed_s * self._bytes_per_s))
 
     def has_room(self, left_s: float) -> bool:
         """Whether one more is worth asking for in what others left of the time."""

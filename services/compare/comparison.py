@@ -172,6 +172,11 @@ def check_comparison(comparison: Comparison) -> None:
         check_plan(plan_of(candidate), config)
         if config.instance.engine == "model":
             _check_threads(comparison, config.model.threads)
+        elif comparison.costs:
+            rule = (
+                f"must not be named beside emulated engines ({candidate.name}): they wait, and share no cores"
+            )
+            raise ConfigError("costs", list(comparison.costs), rule)
 
 
 def check_calibration(comparison: Comparison) -> None:

@@ -87,14 +87,36 @@ def test_short_prompts_whose_pulls_take_a_moment_do_not_take_a_step_each() -> No
     state = make_state(total_blocks=40, pulls=Pulls(PullBudget(share=0.2)))
     start(state, "r1", max_tokens=50)
     state.pulls.budget.portion_done(32, 0.002)
-    for request_id in ("r2", "r3", "r4"):
+    for request_id in ("r2", "r3", "r4", "r5"):
         handle(state, events.TaskArrived(task_of(request_id)))
     commands = handle(state, events.StepFinished((SampledToken(8),)), now=0.01)
     for request_id in ("r2", "r3", "r4"):
         [pull] = kinds(commands, events.PullSequence)
         assert (pull.owner, pull.max_bytes) == (owner_of(request_id), state.pulls.budget.least_bytes)
-        finished = events.PullFinished(owner_of(request_id), kv_bytes=32, transfer_s=0.002)
+        finished = events.PullFinished(owner_of(request_id), kv_bytes=32, transfer_s=0.0023)
         commands = handle(state, finished, now=0.012)
+    assert not kinds(commands, events.PullSequence), "1.1 of 8 ms are left, and each takes some 2"
+
+
+def test_what_is_left_of_a_lane_s_step_lapses_with_another_s_end() -> None:
+    """Each end of a step lets ask anew, for that one's part of the share; a slow portion leaves nothing."""
+    pulls = Pulls(PullBudget(share=0.2, least_bytes=10))
+    pulls.budget.portion_done(1000, 0.1)
+    for lane in (0, 1):
+        pulls.step_began(lane, 0.0)
+    owners = [owner_of(request_id) for request_id in ("r1", "r2", "r3", "r4")]
+    for owner in owners:
+        pulls.begin(owner)
+    pulls.step_ended(0, 1.0)
+    pulls.step_began(0, 1.0)
+    assert [each.owner for each in pulls.ask(4)] == owners[:1]
+    pulls.step_ended(1, 1.0)
+    pulls.step_began(1, 1.0)
+    assert [each.owner for each in pulls.ask(4)] == owners[1:2]
+    pulls.portion_done(owners[0], 10, 0.001)
+    assert pulls.ask(4) == [], "of a step that has ended"
+    pulls.portion_done(owners[1], 10, 0.26)
+    assert pulls.ask(4) == [], "it took longer than half of the half that four beside four have"
 
 
 def test_while_steps_run_a_portion_a_step_is_pulled_as_large_as_its_share_allows() -> None:

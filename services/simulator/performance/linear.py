@@ -25,12 +25,10 @@ class LinearPerformance:
         return 1
 
     def pass_s(self, shape: PassShape) -> float:
-        seconds, fixed_s = 0.0, 0.0
+        seconds, fixed_s = self.per_ended_prompt_s * shape.ended, 0.0
         for start, tokens in shape.chunks:
             seconds += self.per_prompt_token_s * tokens + self.per_pair_s * pairs_of(start, tokens)
             fixed_s = self.prefill_s
-        if shape.ended:
-            seconds += self.per_ended_prompt_s * shape.ended
         if shape.sequences:
             fixed_s = max(fixed_s, self.step_s)
             seconds += self.per_sequence_s * shape.sequences + self.per_context_token_s * shape.context_tokens

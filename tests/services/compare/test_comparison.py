@@ -21,7 +21,7 @@ from services.compare.comparison import (
 )
 
 ROOT = Path(__file__).resolve().parents[3]
-FILES = sorted((ROOT / "bench").glob("comparison*.toml"))
+FILES = sorted(each for kind in ("comparison", "fidelity") for each in (ROOT / "bench").glob(f"{kind}*.toml"))
 TEXT = """
 name = "two"
 [settings.instance]
@@ -165,6 +165,11 @@ def test_some_of_a_comparison_are_still_of_it(two: Comparison) -> None:
         ('name = "two"', 'name = "two"\ncrowded = "mixed"', "crowded"),
         ('name = "two"', 'name = "two"\ncosts = ["mixed"]\nsaturated = "lpld"', "saturated = 'lpld'"),
         ('name = "two"', 'name = "two"\nsaturated = "mixed"', "must be one of costs"),
+        (
+            'name = "two"',
+            'name = "two"\ncosts = ["mixed"]',
+            r"costs = \['mixed'\]: must not be named beside emulated engines \(plain\): they wait",
+        ),
         (
             'name = "two"\n[settings.instance]\nengine = "emulated"',
             'name = "two"\ncosts = ["mixed"]\n[settings.model]\nthreads = 2\n[settings.instance]',

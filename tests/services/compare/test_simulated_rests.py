@@ -4,8 +4,10 @@ runs that were simulated with rests that are known."""
 import msgspec
 import pytest
 
+from services.compare import simulated as simulated_module
 from services.compare.comparison import Candidate
 from services.compare.engine_times import EngineTimes, PassCounts
+from services.compare.error_table import describe_overheads
 from services.compare.pass_rests import Rests
 from services.compare.records import RunRecord
 from services.compare.simulated import Simulation
@@ -45,7 +47,19 @@ def test_what_instances_counted_between_passes_is_not_sought_in_latencies() -> N
     assert found.rests_of("decode") == pytest.approx(Rests("decode", 0.002, 0.0001))
     assert found.rests_of("prefill") == pytest.approx(Rests("prefill", 0.003))
     assert found.pass_s == 0.0
+    assert found.late_s == pytest.approx(max(0.0, TRUE.pass_s - 0.002 - 0.0001), abs=2e-4)
     assert found.hop_s > 0
+
+
+def test_a_model_s_passes_take_as_long_as_was_counted_and_not_as_latencies_say(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(simulated_module, "is_emulated", lambda comparison, candidate: False)
+    record = msgspec.structs.replace(
+        live(ALONE, TRUE), engines=(times("decode", PassCounts(40, 0.0004, 0, 40)),)
+    )
+    overheads, _ = SIMULATION.pairs([record])
+    assert overheads["split"].pass_s == overheads["split"].late_s == 0.0
 
 
 def test_emulated_passes_that_end_late_do_so_beside_what_was_counted() -> None:
@@ -56,8 +70,14 @@ def test_emulated_passes_that_end_late_do_so_beside_what_was_counted() -> None:
     found = overheads["split"]
     assert found.late_s == pytest.approx(0.5 * TRUE.pass_s, rel=0.05)
     assert found.pass_s == 0.0
+    said = describe_overheads(overheads)
+    assert said.startswith("split: a pass rests decode 1.50 ms, 0 µs a token, 0.00 ms a prompt and ends ")
+    assert f" and ends {1e3 * found.late_s:.2f} ms late, " in said
+
+
+def test_whose_passes_are_emulated_is_said_by_the_settings() -> None:
     own = msgspec.structs.replace(COMPARISON, settings=EMULATED | {"instance": {"engine": "model"}})
-    assert not is_emulated(own, SPLIT)
+    assert [is_emulated(each, SPLIT) for each in (COMPARISON, own)] == [True, False]
 
 
 def test_who_does_not_count_rests_is_found_by_tokens_beside_who_does() -> None:

@@ -114,6 +114,21 @@ def prefill_of_chunks(stages: int, chunk_tokens: int) -> Simulated:
     )
 
 
+@pytest.mark.parametrize("stages", [1, 2])
+def test_what_a_prompt_that_ends_costs_it_costs_once_however_many_chunks_it_has(stages: int) -> None:
+    def first_token_s(ended_s: float) -> float:
+        performance = {"kind": "linear", "prefill_s": 0.01, "per_ended_prompt_s": ended_s}
+        simulated = mesh(
+            pool("prefill", pipeline=stages, performance=performance),
+            pool("decode"),
+            instance={"chunk_tokens": 100},
+        )
+        [ttft_s] = ttfts(run(simulated, (0.0, 250, 1)))
+        return ttft_s
+
+    assert first_token_s(0.5) - first_token_s(0.0) == pytest.approx(0.5)
+
+
 def decode_of(stages: int, **keys: Any) -> Simulated:
     step = {"kind": "linear", "step_s": 0.04}
     return mesh(

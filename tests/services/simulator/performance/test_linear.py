@@ -1,4 +1,5 @@
-"""The linear law beside the emulated engine that waits by it: both say how long the same pass takes."""
+"""The linear law beside the emulated engine that waits by it: both say how long the same pass takes. But for
+a resumed prompt's last chunk of one token, which the engine takes for a decode."""
 
 import pytest
 from hypothesis import given
